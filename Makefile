@@ -1,0 +1,72 @@
+# Every target sets up what it needs, in a virtual environment of its own (.venv), the first time it is asked for.
+#
+#   make demo                    a webhook bot whose conversations survive a restart (MODEL=gpt-4o make demo asks a model)
+#   make test                    the tests, with coverage (ARGS="-k pruning --no-cov" goes on to pytest)
+#   make slow                    the tests that take minutes
+#   make lint, types, format     the gates; format mends what ruff can mend
+#   make bench                   the benchmarks
+#   make clean                   away with .venv and all caches
+#
+# PYTHON=/path/to/python picks the interpreter; else it is the first one found that is 3.11 or newer and can make a venv.
+
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python3.14 python)
+SCRIPTS := $(wildcard examples/*.py benchmarks/*.py)
+TESTING := LITELLM_LOCAL_MODEL_COST_MAP=True $(RUN) pytest -n 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+# What the caller's shell points to must not shadow what .venv holds.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: demo test slow lint format types bench clean
+.DEFAULT_GOAL := test
+.DELETE_ON_ERROR:
+# Two installations in one environment at the same time would spoil it.
+.NOTPARALLEL:
+
+demo: $(VENV)/.has-examples
+	@$(VENV)/bin/python examples/demo.py
+
+test: $(VENV)/.has-tests
+	$(TESTING) --cov --cov-report=term $(ARGS)
+
+slow: $(VENV)/.has-tests $(VENV)/.has-peers
+	$(TESTING) -m slow -o timeout=1800 $(ARGS)
+
+lint: $(VENV)/.has-lint
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+
+format: $(VENV)/.has-lint
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+types: $(VENV)/.has-typing
+	$(RUN) mypy chatflow tests $(SCRIPTS)
+	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+bench: $(VENV)/.has-bench
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)/bin/python benchmarks/turns.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp a dependency group: the package itself, editable, and what the group names.
+$(VENV)/.has-%: pyproject.toml $(VENV)/.made
+	@echo "Installing chatflow and its '$*' group into $(VENV) ..."
+	@$(RUN) pip install --quiet --editable . --group $*
+	@touch $@
+
+# The pip that comes with Python 3.11 and 3.12 knows no dependency groups: 25.1 does.
+$(VENV)/.made:
+	@for python in $(PYTHONS); do \
+	  if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$("$$python" --version) ..."; \
+	    rm -rf $(VENV) && "$$python" -m venv $(VENV) && $(RUN) pip install --quiet --upgrade 'pip>=25.1' && touch $@; \
+	    exit; \
+	  fi; \
+	done; \
+	echo "chatflow needs Python 3.11 or newer with its venv module; none of these is: $(PYTHONS)" >&2; exit 1

@@ -1,0 +1,140 @@
+"""The tool calls of one model message, run at the same time; whatever happens to one, the others have their results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import attrs
+import orjson
+
+from chatflow.core.agent import Agent
+from chatflow.core.codec import encode
+from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
+from chatflow.core.session import SessionContext
+from chatflow.core.tools import Tool, ToolContext
+from chatflow.core.values import freeze, freeze_mapping
+from chatflow.engines.litellm_form import INVALID_ARGUMENTS_KEY
+from chatflow.exceptions import ToolArgumentError, UnstorableValueError, shorten
+
+logger = logging.getLogger("chatflow.runner")
+
+
+def error_result(call: ToolCall, text: str) -> ToolResult:
+    """The answer to a call that led to nothing; *text* is for the model."""
+    return ToolResult(tool_call_id=call.id, name=call.name, content=text, is_error=True)
+
+
+@attrs.frozen(kw_only=True)
+class Batch:
+    """The calls of *message*, which *agent* answers with its *tools*, by name.
+
+    *key* is the same when this batch is run again, and another for every other batch. *timeout* is each call's, in
+    seconds.
+    """
+
+    session: SessionContext
+    agent: Agent
+    tools: Mapping[str, Tool]
+    message: Message
+    key: str
+    timeout: float | None
+
+    async def run(self) -> list[ToolResult | Handoff]:
+        """What each call led to, in the calls' order.
+
+        What goes wrong is a result that says so to the model. Only what is no `Exception` (a cancellation, an exit)
+        ends the other calls and leaves, as it is and never in a group.
+        """
+        calls = self.message.tool_calls
+        outcomes: dict[int, ToolResult | Handoff] = {}
+        ends: list[BaseException] = []
+
+        async def run_one(index: int) -> None:
+            try:
+                outcomes[index] = await self._outcome(index)
+            except BaseException as end:  # noqa: BLE001  # raised below, where no group wraps it
+                ends.append(end)
+                group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            for index in range(len(calls)):
+                group.start_soon(run_one, index)
+        if ends:
+            raise ends[0]
+        return [outcomes[index] for index in range(len(calls))]
+
+    async def _outcome(self, index: int) -> ToolResult | Handoff:
+        call = self.message.tool_calls[index]
+        tool = self.tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self.tools) or "none"
+            self._log(call, "is not there")
+            return error_result(call, f"There is no tool named {shorten(call.name)}. The tools there are: {known}.")
+        invalid: Mapping[str, Any] = self.message.extra.get(INVALID_ARGUMENTS_KEY, {})
+        if str(index) in invalid:
+            self._log(call, "was called with arguments that are no JSON object")
+            return error_result(
+                call,
+                f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
+                " again with valid JSON.",
+            )
+        try:
+            with anyio.move_on_after(self.timeout):
+                return self._kept(call, await tool.invoke(call.args, self._context(index)))
+        except ToolArgumentError as error:
+            self._log(call, "was called with arguments that it does not take")
+            return error_result(call, str(error))
+        except Exception as error:  # noqa: BLE001  # a tool may raise anything, and the conversation goes on
+            reference = uuid.uuid4().hex[:12]
+            self._log(call, f"failed (reference {reference})", error)
+            return error_result(
+                call,
+                f"The tool failed; the error was logged (reference {reference}). Try another way, or tell the user.",
+            )
+        self._log(call, f"was given up after tool_timeout={self.timeout:g} s")
+        return error_result(
+            call, f"The tool did not answer within {self.timeout:g} seconds; whether it took effect is unknown."
+        )
+
+    def _kept(self, call: ToolCall, value: Any) -> ToolResult | Handoff:
+        if isinstance(value, Handoff):
+            return value
+        try:
+            content = freeze(value, "result")
+        except UnstorableValueError as error:
+            self._log(call, "returned what can't be stored", error)
+            return error_result(
+                call, f"The tool was run, but its result can't be kept: {error.path} is of a kind that can't be stored."
+            )
+        return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+
+    def _context(self, index: int) -> ToolContext:
+        session, call = self.session, self.message.tool_calls[index]
+        # With the arguments, since a model that is asked again may ask for something else in the same place.
+        identity = [self.key, index, call.name, encode(call.args)]
+        key = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+        return ToolContext(session=session, state=session.state, agent=self.agent, idempotency_key=key)
+
+    def _log(self, call: ToolCall, what: str, error: Exception | None = None) -> None:
+        logger.log(
+            logging.WARNING if error is None else logging.ERROR,
+            "session %s: tool %s %s",
+            shorten(self.session.session_id),
+            shorten(call.name),
+            what,
+            exc_info=error,
+        )
+
+
+def _fault(raw: Any) -> str:
+    try:
+        freeze_mapping(json.loads(raw), "the value")
+    except (ValueError, TypeError, RecursionError) as error:
+        return str(error)
+    return "they could not be read"

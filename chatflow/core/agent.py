@@ -1,0 +1,309 @@
+"""Agent: who answers, with which instructions, tools and colleagues to hand over to."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import unicodedata
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
+
+from chatflow.core.messages import Handoff
+from chatflow.core.tools import Tool
+from chatflow.exceptions import HandoffError, ToolError, shorten
+
+if TYPE_CHECKING:
+    from chatflow.core.engine import Engine
+    from chatflow.core.session import SessionContext
+
+Instructions: TypeAlias = "str | Callable[[SessionContext], str | Awaitable[str]] | Callable[[], str | Awaitable[str]]"
+
+_HANDOFF_PREFIX: Final = "transfer_to_"
+_LONGEST_TOOL_NAME: Final = 64
+_INSTRUCTIONS_SHOWN: Final = 120
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Agent:
+    """One of the agents a conversation can be with.
+
+    Sessions store an agent by its *name*, which therefore is unique among all agents that hand over to one another.
+    *instructions* is text, or a function that takes the session or nothing and returns the text, async or not; it is
+    called on the event loop at each turn, so it must not block. *tools* are tools or functions to make tools of.
+    *handoffs* are agents this one may hand the conversation to; two may name each other, with `add_handoff`. *engine*
+    answers for this agent; without one the runner's does, by *model*.
+
+    Raises:
+        ToolError: A function can't be made a tool, or two tools have one name.
+        HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
+        TypeError: An argument is of a wrong type.
+        ValueError: *name* or *model* is blank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instructions: Instructions = "",
+        model: str = "gemini-2.5-flash",
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        handoffs: Iterable[Agent] = (),
+        engine: Engine | None = None,
+    ) -> None:
+        self._name: Final = _named("name", name)
+        self._model: Final = _named("model", model)
+        self._takes_session: Final = _takes_session(instructions)
+        self._instructions: Final = instructions
+        if engine is not None and not callable(getattr(engine, "generate", None)):
+            raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
+        self._engine: Final = engine
+        self._tools: dict[str, Tool] = {}
+        self._handoffs: dict[str, tuple[Agent, Tool]] = {}
+        for each in _several("tools", tools):
+            self.add_tool(each)
+        for peer in _several("handoffs", handoffs):
+            self.add_handoff(peer)
+
+    @property
+    def name(self) -> str:
+        """What sessions know it by."""
+        return self._name
+
+    @property
+    def instructions(self) -> Instructions:
+        """As given; `render_instructions` makes text of them."""
+        return self._instructions
+
+    @property
+    def model(self) -> str:
+        """The model that answers, unless the engine decides by itself."""
+        return self._model
+
+    @property
+    def engine(self) -> Engine | None:
+        """What answers for this agent, where it has an engine of its own."""
+        return self._engine
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Its own tools, in the order they were added; those that hand over are in `all_tools`."""
+        return tuple(self._tools.values())
+
+    @property
+    def handoffs(self) -> tuple[Agent, ...]:
+        """The agents it may hand over to, in the order they were added."""
+        return tuple(peer for peer, _ in self._handoffs.values())
+
+    def __repr__(self) -> str:
+        return f"<Agent {shorten(self._name)}>"
+
+    def add_tool(self, function: Tool | Callable[..., Any]) -> Tool:
+        """Add a tool, or make one of a function; adding the same tool again changes nothing.
+
+        Raises:
+            ToolError: The function can't be made a tool, or another tool of this agent has its name.
+            HandoffError: A tool that hands over has its name.
+            TypeError: It is neither a tool nor a function.
+        """
+        added = function if isinstance(function, Tool) else Tool(function)
+        if added.is_unbound:
+            raise ToolError(f"tool {added.name} is a method; add it from an instance of its class", tool=added.name)
+        present = self._tools.get(added.name)
+        if present is not None and present is not added:
+            raise ToolError(
+                f"agent {shorten(self._name)} has a tool named {added.name} already; give one of them another name=",
+                tool=added.name,
+            )
+        if added.name in self._handoffs:
+            raise self._tool_in_the_way(added.name, self._handoffs[added.name][0])
+        self._tools[added.name] = added
+        return added
+
+    @overload
+    def tool(
+        self,
+        function: Tool | Callable[..., Any],
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        idempotent: bool = False,
+    ) -> Tool: ...
+
+    @overload
+    def tool(
+        self, /, *, name: str | None = None, description: str | None = None, idempotent: bool = False
+    ) -> Callable[[Callable[..., Any]], Tool]: ...
+
+    def tool(
+        self,
+        function: Tool | Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        idempotent: bool = False,
+    ) -> Tool | Callable[[Callable[..., Any]], Tool]:
+        """Make a function a tool of this agent, as ``@agent.tool`` or ``@agent.tool(name=...)``; see `Tool`.
+
+        Raises:
+            ToolError: As `add_tool` does.
+            HandoffError: As `add_tool` does.
+        """
+        plain = name is None and description is None and not idempotent
+
+        def add(decorated: Tool | Callable[..., Any]) -> Tool:
+            if plain:
+                return self.add_tool(decorated)
+            return self.add_tool(Tool(decorated, name=name, description=description, idempotent=idempotent))
+
+        return add if function is None else add(function)
+
+    def add_handoff(self, agent: Agent) -> None:
+        """Let this agent hand the conversation over to *agent*; adding the same agent again changes nothing.
+
+        Raises:
+            HandoffError: It is this very agent; or another agent within reach has its name; or the name of the tool
+                that would hand over to it is taken.
+            TypeError: It is not an agent.
+        """
+        _require_agent(agent)
+        if agent is self:
+            raise HandoffError(f"agent {shorten(self._name)} can't hand over to itself")
+        name = _handoff_tool_name(agent.name)
+        present = self._handoffs.get(name)
+        if present is not None and present[0] is agent:
+            return
+        _reach(self, agent)
+        if present is not None:
+            raise HandoffError(
+                f"agents {shorten(present[0].name)} and {shorten(agent.name)} would both be handed over to by a tool"
+                f" named {name}; give one of them another name"
+            )
+        if name in self._tools:
+            raise self._tool_in_the_way(name, agent)
+        self._handoffs[name] = agent, _handoff_tool(name, agent)
+
+    def all_tools(self) -> tuple[Tool, ...]:
+        """What a model is offered: its own tools, then one for each agent it may hand over to."""
+        return (*self.tools, *(handing_over for _, handing_over in self._handoffs.values()))
+
+    async def render_instructions(self, session: SessionContext) -> str:
+        """The instructions as text for this turn.
+
+        Raises:
+            TypeError: The function given as instructions returned something other than text.
+            Exception: Whatever that function raises, unchanged.
+        """
+        text: Any = self._instructions
+        if not isinstance(text, str):
+            text = text(session) if self._takes_session else text()
+            if inspect.isawaitable(text):
+                text = await text
+        if not isinstance(text, str):
+            raise TypeError(
+                f"the instructions of agent {shorten(self._name)} must return a string, not {type(text).__name__}"
+            )
+        return text
+
+    def reachable(self) -> dict[str, Agent]:
+        """This agent and all that handoffs lead to, by name, as things stand now; the nearest come first.
+
+        Raises:
+            HandoffError: Two different agents among them have one name.
+        """
+        return _reach(self)
+
+    def _tool_in_the_way(self, name: str, peer: Agent) -> HandoffError:
+        return HandoffError(
+            f"agent {shorten(self._name)} has a tool named {name}, and the tool that hands over to agent"
+            f" {shorten(peer.name)} has that name too; give one of them another name"
+        )
+
+
+def _reach(*starts: Agent) -> dict[str, Agent]:
+    found: dict[str, Agent] = {}
+    ahead = deque(starts)
+    while ahead:
+        agent = ahead.popleft()
+        known = found.get(agent.name)
+        if known is agent:
+            continue
+        if known is not None:
+            raise HandoffError(
+                f"two different agents are named {shorten(agent.name)}; a conversation stores its agent by name, so"
+                " give one of them another"
+            )
+        found[agent.name] = agent
+        ahead.extend(agent.handoffs)
+    return found
+
+
+def _handoff_tool_name(name: str) -> str:
+    """``transfer_to_`` and what providers accept of *name*; where letters are lost, a digest keeps names apart."""
+    folded = "".join(char for char in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(char))
+    cleaned = re.sub(r"[^a-z0-9]+", "_", folded).strip("_")
+    room = _LONGEST_TOOL_NAME - len(_HANDOFF_PREFIX)
+    if not cleaned or any(char.isalnum() and not char.isascii() for char in folded):
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        cleaned = f"{cleaned[: room - 9].rstrip('_')}_{digest}".lstrip("_")
+    return _HANDOFF_PREFIX + cleaned[:room].rstrip("_")
+
+
+def _handoff_tool(name: str, agent: Agent) -> Tool:
+    async def hand_over(reason: str | None = None) -> Handoff:
+        """Hand over.
+
+        Args:
+            reason: Why, in a few words.
+        """
+        return Handoff(target_agent_name=agent.name, reason=reason)
+
+    description = f'Hand the conversation over to the agent "{agent.name}".'
+    if isinstance(agent.instructions, str) and agent.instructions.strip():
+        text = " ".join(agent.instructions.split())
+        if len(text) > _INSTRUCTIONS_SHOWN:
+            text = text[: _INSTRUCTIONS_SHOWN - 1] + "…"
+        description += f" It is told: {text}"
+    return Tool(hand_over, name=name, description=description, idempotent=True)
+
+
+def _named(argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
+    if not value.strip():
+        raise ValueError(f"{argument} must not be blank, and is {value!r}")
+    return str.__str__(value)  # of an enum's member, its value
+
+
+def _several(argument: str, values: Any) -> Iterable[Any]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{argument} must be a list or the like, not {type(values).__name__}")
+    several: Iterable[Any] = values
+    return several
+
+
+def _require_agent(value: object) -> None:
+    if not isinstance(value, Agent):
+        raise TypeError(f"handoffs are agents, not {type(value).__name__}")
+
+
+def _takes_session(instructions: object) -> bool:
+    """Whether the instructions are a function to be called with the session."""
+    if isinstance(instructions, str):
+        return False
+    if not callable(instructions):
+        raise TypeError(f"instructions must be a string or a function, not {type(instructions).__name__}")
+    try:
+        parameters = inspect.signature(instructions).parameters.values()
+    except ValueError as error:
+        raise TypeError(f"instructions: {error}; wrap it in a function of your own") from error
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in _VARIADIC]
+    if len(needed) > 1 or any(each.kind is each.KEYWORD_ONLY for each in needed):
+        raise TypeError(
+            "a function given as instructions takes the session or nothing, and this one needs"
+            f" {', '.join(each.name for each in needed)}"
+        )
+    # A default is there to be kept, as in `lambda text=text: ...`, except where the name says what it is for.
+    return bool(needed) or any(each.name == "session" or each.kind is each.VAR_POSITIONAL for each in parameters)

@@ -1,0 +1,55 @@
+"""What answers for an agent: the Engine protocol, what it is asked and what it replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from chatflow.core.messages import Message, ToolCall
+
+if TYPE_CHECKING:
+    from chatflow.core.agent import Agent
+    from chatflow.core.tools import Tool
+
+
+@attrs.frozen(kw_only=True)
+class EngineRequest:
+    """One question to a model.
+
+    *messages* is the prompt: the active agent's instructions and the stored system messages first, then a user message,
+    each call answered directly after it, ids non-empty and unique. *tools* are all the tools of the run, those that
+    hand off included; empty means that the model must answer in words.
+    """
+
+    agent: Agent
+    messages: tuple[Message, ...] = attrs.field(converter=tuple)
+    tools: tuple[Tool, ...] = attrs.field(default=(), converter=tuple)
+    service_session_id: str | Mapping[str, Any] | None = None
+    output_schema: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class EngineReply:
+    """What a model replied: text, calls, or both. *extra* goes into the stored message and back to the provider."""
+
+    text: str | None = None
+    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=tuple)
+    usage: Mapping[str, Any] | None = None
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    service_session_id: str | Mapping[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class Engine(Protocol):
+    """Anything with this method answers for an agent."""
+
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """Ask the model once.
+
+        Raises:
+            EngineError: The model could not be asked, or its answer not be used.
+        """
+        ...

@@ -1,0 +1,288 @@
+"""The values a conversation is made of: Message, ToolCall, ToolResult, Handoff, AgentResponse."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypeVar, get_args
+
+import attrs
+
+from chatflow.core.values import EMPTY, freeze, freeze_mapping
+
+_T = TypeVar("_T")
+
+
+class Role(enum.StrEnum):
+    """Who speaks in a message."""
+
+    USER = "user"
+    MODEL = "model"
+    SYSTEM = "system"
+    TOOL = "tool"
+
+
+def _require_str(value: object, path: str) -> str:
+    if type(value) is str:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"{path} must be a string, not {type(value).__name__}")
+
+
+def _string(value: Any, field: attrs.Attribute[Any]) -> str:
+    return _require_str(value, field.name)
+
+
+def _optional_string(value: Any, field: attrs.Attribute[Any]) -> str | None:
+    return None if value is None else _require_str(value, field.name)
+
+
+def _boolean(value: Any, field: attrs.Attribute[Any]) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{field.name} must be True or False, not {value!r}")
+    return value
+
+
+def _optional_bytes(value: Any, field: attrs.Attribute[Any]) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, bytes):
+        raise TypeError(f"{field.name} must be bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
+def _converter(function: Callable[[Any, attrs.Attribute[Any]], _T]) -> Any:
+    return attrs.Converter(function, takes_field=True)
+
+
+def _mapping(value: Any, field: attrs.Attribute[Any]) -> Mapping[str, Any]:
+    return freeze_mapping(value, field.name)
+
+
+def _optional_mapping(value: Any, field: attrs.Attribute[Any]) -> Mapping[str, Any] | None:
+    return None if value is None else freeze_mapping(value, field.name)
+
+
+@attrs.frozen
+class TextPart:
+    """Text among other parts."""
+
+    text: str = attrs.field(converter=_converter(_string))
+
+
+@attrs.frozen(kw_only=True)
+class _MediaPart:
+    url: str | None = attrs.field(default=None, converter=_converter(_optional_string))
+    data: bytes | None = attrs.field(default=None, converter=_converter(_optional_bytes))
+    media_type: str | None = attrs.field(default=None, converter=_converter(_optional_string))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.url is None) == (self.data is None):
+            raise ValueError(f"{type(self).__name__} takes either url or data")
+
+
+@attrs.frozen(kw_only=True)
+class ImagePart(_MediaPart):
+    """A picture, by *url* or as bytes (*data*, whose *media_type* says what it is)."""
+
+
+@attrs.frozen(kw_only=True)
+class AudioPart(_MediaPart):
+    """A recording, by *url* or as bytes (*data*, whose *media_type* says what it is)."""
+
+
+@attrs.frozen(kw_only=True)
+class FilePart(_MediaPart):
+    """A document, by *url* or as bytes (*data*, whose *media_type* says what it is)."""
+
+    filename: str | None = attrs.field(default=None, converter=_converter(_optional_string))
+
+
+@attrs.frozen
+class UnknownPart:
+    """A part of a kind this version does not know, carried along unchanged."""
+
+    type: str = attrs.field(converter=_converter(_string))
+    fields: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY, converter=_converter(_mapping))
+
+    def __attrs_post_init__(self) -> None:
+        known = PART_KINDS.get(self.type)
+        if known is not None and self.fields.keys() <= {field.name for field in attrs.fields(known)}:
+            raise ValueError(f"a part of type {self.type!r} with these fields is a {known.__name__}")
+        if "type" in self.fields:
+            raise ValueError("a part's type is its first argument, not one of its fields")
+
+
+PART_KINDS: Final[dict[str, type[Any]]] = {"text": TextPart, "image": ImagePart, "audio": AudioPart, "file": FilePart}
+"""The kinds of parts by the name they are written under."""
+
+Part = TextPart | ImagePart | AudioPart | FilePart | UnknownPart
+Content = str | tuple[Part, ...] | None
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A model asks for a tool. *id* is the provider's and may be empty or used again; pairing copes with both."""
+
+    id: str = attrs.field(converter=_converter(_string))
+    name: str = attrs.field(converter=_converter(_string))
+    args: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY)
+
+
+@attrs.frozen(kw_only=True)
+class ToolResult:
+    """What a tool gave back for the call *tool_call_id*: any value chatflow keeps (`freeze`)."""
+
+    tool_call_id: str = attrs.field(converter=_converter(_string))
+    name: str = attrs.field(converter=_converter(_string))
+    content: Any
+    is_error: bool = attrs.field(default=False, converter=_converter(_boolean))
+
+
+def _role(value: Role | str) -> Role:
+    try:
+        return Role(value)
+    except ValueError:
+        allowed = ", ".join(role.value for role in Role)
+        raise ValueError(f"role must be one of {allowed}, not {value!r}") from None
+
+
+def _content(value: str | Iterable[Part] | None) -> Content:
+    if value is None or isinstance(value, str):
+        return value if value is None else _require_str(value, "content")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
+        raise TypeError(f"content must be text, parts or None, not {type(value).__name__}")
+    parts = tuple(TextPart(part) if isinstance(part, str) else part for part in value)
+    for index, part in enumerate(parts):
+        if type(part) not in get_args(Part):
+            raise TypeError(f"content[{index}] must be a part or text, not {type(part).__name__}")
+    return parts
+
+
+def _each(kind: type[_T], items: Iterable[_T], path: str) -> tuple[_T, ...]:
+    found = tuple(items)
+    for index, item in enumerate(found):
+        if not isinstance(item, kind):
+            raise TypeError(f"{path}[{index}] must be a {kind.__name__}, not {type(item).__name__}")
+    return found
+
+
+def _calls(items: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    # Frozen here and not in ToolCall, so that a refusal can name the path from the message on.
+    return tuple(
+        ToolCall(id=call.id, name=call.name, args=freeze_mapping(call.args, f"tool_calls[{index}].args"))
+        for index, call in enumerate(_each(ToolCall, items, "tool_calls"))
+    )
+
+
+def _results(items: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
+    return tuple(
+        ToolResult(
+            tool_call_id=result.tool_call_id,
+            name=result.name,
+            content=freeze(result.content, f"tool_results[{index}].content"),
+            is_error=result.is_error,
+        )
+        for index, result in enumerate(_each(ToolResult, items, "tool_results"))
+    )
+
+
+def _utc(value: dt.datetime) -> dt.datetime:
+    if not isinstance(value, dt.datetime):
+        raise TypeError(f"timestamp must be a datetime, not {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise ValueError(f"timestamp must have a time zone, and {value!r} has none")
+    exact: dt.datetime = value if type(value) is dt.datetime else freeze(value, "timestamp")
+    try:
+        return exact.astimezone(dt.UTC)
+    except OverflowError as error:
+        raise ValueError(f"timestamp {value!r} lies in no year of UTC") from error
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+@attrs.frozen
+class Message:
+    """One message of a conversation, frozen: what it holds are copies that nobody else can change.
+
+    Only a model's message has *tool_calls*, and only a tool's message has *tool_results* (at least one). *extra* holds
+    what a provider wants back unchanged (reasoning, thought signatures), *usage* what the answer cost. Enum, attrs,
+    dataclass and pydantic values become plain values here, so that a message in memory is what a file will give back.
+
+    Raises:
+        UnstorableValueError: A value can't be kept; the error names its path.
+        TypeError: A field is of a wrong type.
+        ValueError: An unknown role, or calls and results on a message of the wrong role.
+    """
+
+    role: Role = attrs.field(converter=_role)
+    content: Content = attrs.field(default=None, converter=_content)
+    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls, kw_only=True)
+    tool_results: tuple[ToolResult, ...] = attrs.field(default=(), converter=_results, kw_only=True)
+    agent_name: str | None = attrs.field(default=None, converter=_converter(_optional_string), kw_only=True)
+    usage: Mapping[str, Any] | None = attrs.field(default=None, converter=_converter(_optional_mapping), kw_only=True)
+    extra: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY, converter=_converter(_mapping), kw_only=True)
+    timestamp: dt.datetime = attrs.field(factory=_now, converter=_utc, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.tool_calls and self.role is not Role.MODEL:
+            raise ValueError(f"tool_calls belong to a message of role model, not {self.role.value}")
+        if bool(self.tool_results) != (self.role is Role.TOOL):
+            raise ValueError(
+                f"tool_results belong to a message of role tool, not {self.role.value}"
+                if self.tool_results
+                else "a message of role tool needs tool_results"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Message:
+        return self  # nothing in it can change; a copy's values would be thawed, and could
+
+    @property
+    def text(self) -> str:
+        """The message's text: its content, or its text parts joined; empty where there is none."""
+        if isinstance(self.content, tuple):
+            return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return self.content or ""
+
+
+@attrs.frozen(kw_only=True)
+class Handoff:
+    """A tool that returns one hands the conversation to another agent; *context_updates* are merged into the state."""
+
+    target_agent_name: str = attrs.field(converter=_converter(_string))
+    reason: str | None = attrs.field(default=None, converter=_converter(_optional_string))
+    context_updates: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY, converter=_converter(_mapping))
+
+
+StopReason = Literal["answer", "tool_limit", "not_stored"]
+
+
+def _names(items: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(items, str):
+        raise TypeError(f"tool_calls_executed must be names, not the text {items!r}")
+    return tuple(_require_str(item, f"tool_calls_executed[{index}]") for index, item in enumerate(items))
+
+
+@attrs.frozen(kw_only=True)
+class AgentResponse:
+    """What a turn answered.
+
+    *tool_calls_executed* are tools' names in call order; *handoff* is the turn's last one. *duplicate* says that the
+    message had been answered before and this is the stored answer. *stop_reason* is ``"answer"``, ``"tool_limit"``
+    (the model was cut off from its tools), or ``"not_stored"`` (a duplicate whose answer nobody kept; *content* is
+    empty).
+    """
+
+    content: str = attrs.field(converter=_converter(_string))
+    active_agent_name: str = attrs.field(converter=_converter(_string))
+    tool_calls_executed: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    handoff: Handoff | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.instance_of(Handoff))
+    )
+    usage: Mapping[str, Any] | None = attrs.field(default=None, converter=_converter(_optional_mapping))
+    duplicate: bool = attrs.field(default=False, converter=_converter(_boolean))
+    stop_reason: StopReason = attrs.field(default="answer", validator=attrs.validators.in_(get_args(StopReason)))

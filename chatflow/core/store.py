@@ -1,0 +1,353 @@
+"""BaseSessionStore: what users call, over the primitives that a backend writes."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from anyio.lowlevel import checkpoint as yield_once
+
+from chatflow.core.agent import Agent
+from chatflow.core.line import Line
+from chatflow.core.live import LiveSessions
+from chatflow.core.messages import Message
+from chatflow.core.pruning import check_max_turns
+from chatflow.core.records import (
+    Answered,
+    Commit,
+    Committed,
+    Cycle,
+    InProgress,
+    Key,
+    Known,
+    Lost,
+    NewSession,
+    Page,
+    Place,
+    Seen,
+    SessionInfo,
+    Snapshot,
+    Ticket,
+)
+from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext, check_id
+from chatflow.core.values import freeze_mapping
+from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
+
+DEFAULT_DEDUP_TTL_HOURS: Final = 192
+"""How long a message id is remembered: 8 days, since WhatsApp delivers a webhook again for up to 7."""
+
+_SLICE: Final = 1000
+"""Rows that one transaction deletes at most, so that turns can commit in between."""
+
+AgentResolver = Callable[[str], Agent | None]
+
+
+def _check_hours(hours: object) -> float:
+    if not isinstance(hours, int | float) or isinstance(hours, bool):
+        raise TypeError(f"dedup_ttl_hours must be a number, not {hours!r}")
+    if not 0 < hours < float("inf"):
+        raise ValueError(f"dedup_ttl_hours must be above 0, not {hours}")
+    return float(hours)
+
+
+class BaseSessionStore(ABC):
+    """Where conversations are kept. Every operation is awaited, and yields to the event loop at least once.
+
+    A store serves several event loops and threads at once. The constructor touches no loop, file or thread; the first
+    operation opens what is needed. Close it with `aclose`, or use it as ``async with store:``.
+
+    A store for another storage implements the abstract methods; they are the primitives, each one atomic, and decide
+    nothing that is not said in their docstrings.
+    """
+
+    _owner = ""
+
+    def __init__(self, default_max_turns: int, dedup_ttl_hours: float) -> None:
+        self.default_max_turns = check_max_turns(default_max_turns, "default_max_turns")
+        self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
+        self._live = LiveSessions()
+        self._resolver: AgentResolver | None = None
+
+    # --- what users call ---
+
+    async def get_or_create(
+        self,
+        session_id: str,
+        default_agent: Agent,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        max_turns: int | None = None,
+    ) -> SessionContext:
+        """The conversation *session_id*, created durably with *default_agent* if it does not exist.
+
+        The same id asked for twice while the object is alive, in one event loop, gives the same object. *metadata* is
+        merged into the stored one by top-level key, durably, without waiting for a turn. *max_turns*, when given to a
+        conversation that is created by this call, is stored and wins over the store's default.
+
+        Raises:
+            SessionStateError: *metadata* holds what can't be kept; nothing changed.
+            CorruptSessionError: The stored conversation can't be read.
+        """
+        key = self._key(session_id)
+        if not isinstance(default_agent, Agent):
+            raise TypeError(f"default_agent must be an Agent, not {type(default_agent).__name__}")
+        if max_turns is not None:
+            check_max_turns(max_turns)
+        try:
+            frozen = freeze_mapping(metadata or {}, "metadata")
+        except UnstorableValueError as error:
+            raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
+        live = self._live.get(key)
+        found: Snapshot | Seen = Seen.ABSENT
+        if not frozen:
+            found = await self.load_session(key, None if live is None else live.known)
+        if found is Seen.ABSENT:
+            found = await self.create_session(
+                key, NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
+            )
+        session = self._hand_out(key, found, live, default_agent)
+        session.fall_back_on(default_agent)
+        return session
+
+    async def get(self, session_id: str) -> SessionContext | None:
+        """The conversation *session_id* as the storage has it now, or None.
+
+        Raises:
+            CorruptSessionError: The stored conversation can't be read.
+        """
+        key = self._key(session_id)
+        live = self._live.get(key)
+        found = await self.load_session(key, None if live is None else live.known)
+        if found is Seen.ABSENT:
+            self._forget(key)
+            return None
+        return self._hand_out(key, found, live, None)
+
+    async def delete(self, session_id: str) -> bool:
+        """Remove the conversation with all it has, without waiting for a turn. False if there was none.
+
+        Whoever still uses it gets `SessionDeletedError`. Stored answers go; the ids of answered messages stay known
+        until they expire, those of unfinished turns are forgotten.
+        """
+        key = self._key(session_id)
+        turns = await self.delete_session(key)
+        self._forget(key)
+        self.line.wake(turns or ())
+        return turns is not None
+
+    async def clear(self) -> None:
+        """Remove all conversations, as `delete` does, a slice at a time. One created meanwhile may stay."""
+        last: int | None = None
+        while True:
+            last, turns = await self.delete_sessions(self._owner, last, _SLICE)
+            for session in self._live.remove_owner(self._owner):
+                session.mark_deleted()
+            self.line.wake(turns)
+            if last is None:
+                return
+
+    async def list_sessions(self, *, limit: int = 100, after: int | None = None) -> Page[SessionInfo]:
+        """A page of conversations, newest commit first; *after* is the `next` of the page before."""
+        return await self.page_of_sessions(self._owner, _check_limit(limit), after)
+
+    async def messages(self, session_id: str, *, limit: int = 100, before: int | None = None) -> Page[Message]:
+        """A page of the committed messages, the newest ones first by page, in the history's order within a page.
+
+        Waits for no turn. *before* is the `next` of the page before, which comes later in the history.
+
+        Raises:
+            SessionNotFoundError: There is no such conversation.
+        """
+        page = await self.page_of_messages(self._key(session_id), _check_limit(limit), before)
+        if page is None:
+            raise SessionNotFoundError(session_id=session_id)
+        return page
+
+    async def is_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
+        """Whether the id was marked, or its turn has committed, within the time ids are remembered.
+
+        A message under way is not processed yet. Telegram's ids repeat in every chat: name the *session_id* there.
+        """
+        return await self.is_processed(self._scope(session_id), check_id(message_id, "message_id"))
+
+    async def mark_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
+        """Mark the id, durably. True only for the one call that marked it; False if it was marked already."""
+        return await self.mark_processed(self._scope(session_id), check_id(message_id, "message_id"))
+
+    async def purge_processed_messages(self) -> int:
+        """Forget all expired message ids, at most 1,000 a transaction, and return how many they were.
+
+        Each mark and each turn with a message id forgets a few by itself; this clears a backlog at once.
+        """
+        purged = 0
+        while True:
+            count = await self.purge_processed(_SLICE)
+            purged += count
+            if count < _SLICE:
+                return purged
+
+    def set_agent_resolver(self, resolver: AgentResolver) -> None:
+        """Let *resolver* give the live agent for a stored name, or None for a name it does not know."""
+        if not callable(resolver):
+            raise TypeError("the resolver must be callable with an agent's name")
+        self._resolver = resolver
+
+    async def aclose(self) -> None:
+        """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error."""
+        await self.close()
+        self.line.wake_all()
+
+    async def __aenter__(self) -> Self:
+        await yield_once()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # A constructor that refused its arguments has left nothing to close.
+        if self.__dict__.get("_live") is not None and self.abandon():
+            warnings.warn(f"{self!r} was never closed; use `async with` or `await store.aclose()`", ResourceWarning)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    # --- what sessions and turns use ---
+
+    @property
+    def has_agent_resolver(self) -> bool:
+        """Whether `set_agent_resolver` was called."""
+        return self._resolver is not None
+
+    def resolve_agent(self, name: str) -> Agent | None:
+        """The live agent of that name, if the resolver knows it."""
+        return None if self._resolver is None else self._resolver(name)
+
+    def _key(self, session_id: str) -> Key:
+        return Key(self._owner, check_id(session_id, "session_id"))
+
+    def _scope(self, session_id: str | None) -> Key:
+        # No conversation has the empty id, so a mark without one can't meet a conversation's own.
+        return Key(self._owner, "") if session_id is None else self._key(session_id)
+
+    def _hand_out(
+        self, key: Key, found: Snapshot | Seen, asked: SessionContext | None, fallback: Agent | None
+    ) -> SessionContext:
+        if not isinstance(found, Snapshot):
+            # Nothing newer than what the object that was alive when we asked has seen.
+            assert asked is not None
+            return asked
+        live = self._live.get(key)
+        if live is not None and live.committed.session_key == found.session_key:
+            live.show(found)
+            return live
+        if live is not None:
+            live.mark_deleted()
+        session = SessionContext.of_store(self, key, found, fallback)
+        self._live.add(session)
+        return session
+
+    def _forget(self, key: Key) -> None:
+        for session in self._live.remove(key):
+            session.mark_deleted()
+
+    # --- what a backend writes ---
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The storage's name in errors and logs."""
+
+    @property
+    @abstractmethod
+    def line(self) -> Line:
+        """The waiters of this process: one line for all stores of it that share a storage."""
+
+    @abstractmethod
+    async def load_session(self, key: Key, known: Known | None) -> Snapshot | Seen:
+        """The conversation as it is now: UNCHANGED if that is what *known* says, ABSENT if there is none."""
+
+    @abstractmethod
+    async def create_session(self, key: Key, new: NewSession) -> Snapshot:
+        """Create the conversation, or merge *new*'s metadata into the one that exists; durably, in one operation."""
+
+    @abstractmethod
+    async def delete_session(self, key: Key) -> tuple[int, ...] | None:
+        """Delete the conversation with its messages, turns and stored answers; the deleted turns, or None."""
+
+    @abstractmethod
+    async def delete_sessions(self, owner: str, after: int | None, limit: int) -> tuple[int | None, tuple[int, ...]]:
+        """Delete up to *limit* of the owner's conversations, from the session key *after* on.
+
+        Returns the key to go on after, None when all are deleted, and the deleted turns.
+        """
+
+    @abstractmethod
+    async def page_of_sessions(self, owner: str, limit: int, after: int | None) -> Page[SessionInfo]:
+        """Up to *limit* conversations whose version is below *after*, highest first."""
+
+    @abstractmethod
+    async def page_of_messages(self, key: Key, limit: int, before: int | None) -> Page[Message] | None:
+        """The last *limit* messages that stand before *before* in the history, or None for no conversation."""
+
+    @abstractmethod
+    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
+        """Insert a turn's row, and start it if no other of its conversation is there; in one operation.
+
+        A claim is looked up first: a message that was answered or is under way takes no row. *known* names the
+        incarnation the row belongs to: if that is gone, `Lost.SESSION`. Without *known* the conversation is created if
+        need be. A row that would have to wait for one that waits for *ancestors* is `Cycle`, and not inserted.
+        """
+
+    @abstractmethod
+    async def start_turn(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
+        """Start a queued row if no smaller one of its conversation is left."""
+
+    @abstractmethod
+    async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
+        """Write what the turn changed and delete its row, durably, in one operation; nothing if the row is not its own.
+
+        With a claim, the id is marked and the response stored in the same operation.
+        """
+
+    @abstractmethod
+    async def leave_turn(self, turn_id: int) -> int | None:
+        """Delete the row without a trace, and return the row that may run next, if it belongs to this process."""
+
+    @abstractmethod
+    async def turn_exists(self, turn_id: int) -> bool:
+        """Whether the row is still there."""
+
+    @abstractmethod
+    async def is_processed(self, scope: Key, message_id: str) -> bool:
+        """Whether the id is marked and not expired."""
+
+    @abstractmethod
+    async def mark_processed(self, scope: Key, message_id: str) -> bool:
+        """Mark the id durably unless it is marked; True if this call did."""
+
+    @abstractmethod
+    async def purge_processed(self, limit: int) -> int:
+        """Delete up to *limit* expired ids of every owner, and return how many they were."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release the storage."""
+
+    @abstractmethod
+    def abandon(self) -> bool:
+        """Release the storage without waiting, since nobody holds the store any more. True if it was open."""
+
+
+def _check_limit(limit: object) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"limit must be an integer, not {limit!r}")
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    return limit
+

@@ -1,0 +1,440 @@
+"""The turn: its place in the conversation's line, who belongs to it, what it changes, and its one commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import attrs
+
+from chatflow.core.finish import finish
+from chatflow.core.history import History
+from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.pruning import Window
+from chatflow.core.records import (
+    Answered,
+    Claim,
+    Commit,
+    Committed,
+    Cycle,
+    InProgress,
+    Lost,
+    Place,
+    Snapshot,
+    Ticket,
+)
+from chatflow.core.values import FrozenDict
+from chatflow.exceptions import (
+    MessageInProgressError,
+    MessageMismatchError,
+    SessionConflictError,
+    StoreClosedError,
+    StoreError,
+    TurnInsideTurnError,
+    UnmatchedToolResultError,
+    shorten,
+)
+
+if TYPE_CHECKING:
+    from chatflow.core.session import SessionContext
+    from chatflow.core.store import BaseSessionStore
+
+logger = logging.getLogger("chatflow.turn")
+
+Kind = Literal["metadata", "state"]
+
+_LOOK_BEHIND_OTHERS: Final = 0.25
+"""Seconds between looks at a queued row where another process has to go first: nobody there can wake us."""
+
+_LOOK_BEHIND_OWN: Final = 2.0
+"""Seconds between looks where a turn of this process has to go first, which will wake us."""
+
+_memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
+
+
+def open_turns() -> tuple[Turn, ...]:
+    """The open turns that the running code belongs to, outermost first."""
+    return tuple(turn for turn in _memberships.get() if turn.is_open)
+
+
+class Working:
+    """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
+
+    def __init__(
+        self, base: Snapshot, window: Window, max_turns: int, pending: Mapping[Kind, Mapping[str, Any]]
+    ) -> None:
+        self.base = base
+        self.max_turns = max_turns
+        self.window = window
+        self.agent_name = base.agent_name
+        self.values: dict[Kind, dict[str, Any]] = {
+            "metadata": merged(base.metadata, pending["metadata"]),
+            "state": merged(base.state, pending["state"]),
+        }
+        self._restored = False
+
+    @property
+    def history(self) -> History:
+        """What the conversation's history would be, were the turn to commit now."""
+        return self.window.history(self.max_turns)
+
+    def add(self, message: Message, session_id: str) -> None:
+        """Add *message*, or change nothing and say why."""
+        if not isinstance(message, Message):
+            raise TypeError(f"add_message takes a Message, not {type(message).__name__}")
+        unmatched = self.window.unmatched(message)
+        if unmatched is not None:
+            raise UnmatchedToolResultError(session_id=session_id, tool_call_id=unmatched)
+        if not self.window.add(message):
+            logger.warning(
+                "session %s: a %s message before the first user message was not stored (rule: after the system"
+                " messages, a history begins with a user message)",
+                shorten(session_id),
+                message.role.value,
+            )
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self.window = Window(self.window.end)
+        self._restored = True
+
+    def snapshot(self) -> Snapshot:
+        """The state that `restore` takes."""
+        return attrs.evolve(
+            self.base,
+            agent_name=self.agent_name,
+            history=self.window.history(),
+            start=self.window.start,
+            metadata=FrozenDict(self.values["metadata"]),
+            state=FrozenDict(self.values["state"]),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to exactly *snapshot*."""
+        self.window = Window.of(snapshot.history, snapshot.start)
+        self.agent_name = snapshot.agent_name
+        self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
+        self._restored = True
+
+    def restore_length(self, length: int) -> None:
+        """Go back to the first *length* messages of the history."""
+        history = self.history
+        window = Window(self.window.start)
+        for message in history[:length]:
+            window.add(message)
+        self.window = window
+        self._restored = True
+
+    @property
+    def only_grew(self) -> bool:
+        """Whether a length of the history that was taken when the turn began still means the same messages."""
+        history, base = self.history, self.base.history
+        return history.system_count == base.system_count and history.grows_from(base, 0)
+
+    def _continues(self, history: History) -> bool:
+        """Whether *history* is the committed one, less whole turns at its front, plus what was added at its end."""
+        return not self._restored or history.grows_from(self.base.history, self.window.start - self.base.start)
+
+    def commit(self, turn_id: int, attempt: int, claim: Claim | None, response: AgentResponse | None) -> Commit:
+        """The difference to the last commit, pruned."""
+        base = self.base
+        self.window.trim(self.max_turns)
+        history = self.window.history()
+        base_end = base.start + base.history.body_length
+        system_end = base.system_start + base.history.system_count
+        replace = not self._continues(history)
+        if replace:
+            # New positions, past all that were given out: a row's position never means two messages.
+            start, system_start = base_end, system_end
+            bodies, systems = history.body_from(0), history.systems_from(0)
+            body_start, new_system_start = start, system_start
+            self.window = Window.of(history, start)
+            history = self.window.history()
+        else:
+            start, system_start = self.window.start, base.system_start
+            body_start, new_system_start = max(base_end, start), system_end
+            bodies = history.body_from(body_start - start)
+            systems = history.systems_from(base.history.system_count)
+        metadata, state = _kept(base.metadata, self.values["metadata"]), _kept(base.state, self.values["state"])
+        return Commit(
+            turn_id=turn_id,
+            attempt=attempt,
+            snapshot=attrs.evolve(
+                base,
+                agent_name=self.agent_name,
+                metadata=metadata,
+                state=state,
+                history=history,
+                start=start,
+                system_start=system_start,
+            ),
+            agent_name=self.agent_name if self.agent_name != base.agent_name else None,
+            state=None if state is base.state else state,
+            metadata_set={key: value for key, value in metadata.items() if base.metadata.get(key, _ABSENT) is not value},
+            metadata_removed=tuple(key for key in base.metadata if key not in metadata),
+            body_start=body_start,
+            bodies=bodies,
+            system_start=new_system_start,
+            systems=systems,
+            drop_before=start if start > base.start and not replace else None,
+            replace=replace,
+            claim=claim,
+            response=response,
+        )
+
+
+class _Removed:
+    """Stands for a key that is to go."""
+
+
+REMOVED: Final = _Removed()
+_ABSENT: Final = object()
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """*values* with *changes* made to them, key by key."""
+    result = {**values, **changes}
+    return {key: value for key, value in result.items() if value is not REMOVED}
+
+
+def _kept(before: FrozenDict, now: Mapping[str, Any]) -> FrozenDict:
+    """*now*, frozen: *before* itself if it holds the very same objects (True and 1 are equal, and not the same)."""
+    if len(before) == len(now) and all(before.get(key, _ABSENT) is value for key, value in now.items()):
+        return before
+    return FrozenDict(now)
+
+
+class Turn:
+    """One turn of one conversation, from its place in the line to its commit."""
+
+    def __init__(self, session: SessionContext, claim: Claim | None = None, agent_name: str | None = None) -> None:
+        self.session = session
+        self.claim = claim
+        self.response: AgentResponse | None = None
+        self.is_open = False
+        self.turn_id: int | None = None
+        self._attempt = 0
+        self._agent_name = agent_name
+        self._pending: dict[Kind, dict[str, Any]] = {}
+        self._working: Working | None = None
+
+    @property
+    def working(self) -> Working:
+        """What its members see."""
+        assert self._working is not None
+        return self._working
+
+    async def take(self, *, wait_for_duplicate: bool = True) -> Answered | None:
+        """Wait for the conversation's turn, bring the session up to date, and begin.
+
+        Returns the stored answer instead, without a turn, if the message was answered before.
+
+        Raises:
+            TurnInsideTurnError: The turn could only start once the asking code's own turn has ended.
+            SessionDeletedError: The conversation was deleted.
+            MessageMismatchError: The message's id was used before with another text.
+            MessageInProgressError: The message is being answered, and *wait_for_duplicate* is false.
+        """
+        self._refuse_nesting()
+        try:
+            found = await self._place(wait_for_duplicate=wait_for_duplicate)
+            if isinstance(found, Answered):
+                return found
+        except BaseException:
+            await self._leave()
+            raise
+        self._begin(found)
+        return None
+
+    def _refuse_nesting(self) -> None:
+        session = self.session
+        for turn in open_turns():
+            if turn.session.store.line is session.store.line and turn.session.key == session.key:
+                raise TurnInsideTurnError(
+                    session_id=session.session_id,
+                    reason="this code already runs inside a turn of this conversation; use the session it has",
+                )
+
+    async def _place(self, *, wait_for_duplicate: bool) -> Place | Answered:
+        session = self.session
+        while True:
+            session.refuse_deleted()
+            found = await finish(self._queue())
+            if isinstance(found, Place):
+                running = await self._wait_for_place(found)
+                if running is not None:
+                    return running
+                continue
+            if isinstance(found, Lost):
+                raise session.mark_deleted()
+            if isinstance(found, Cycle):
+                raise TurnInsideTurnError(
+                    session_id=session.session_id,
+                    reason="its turn would wait for one that waits for this code's own turn to end",
+                )
+            self._refuse_other_text(found.digest)
+            if isinstance(found, Answered):
+                return found
+            if not wait_for_duplicate:
+                assert self.claim is not None
+                raise MessageInProgressError(session_id=session.session_id, message_id=self.claim.message_id)
+            await self._wait_for_end(found)
+
+    async def _queue(self) -> Place | Answered | InProgress | Cycle | Lost:
+        session, store = self.session, self.session.store
+        ancestors = (turn.turn_id for turn in open_turns() if turn.session.store.line is store.line)
+        ticket = Ticket(
+            key=session.key,
+            known=session.known,
+            new=session.new,
+            agent_name=self._agent_name or session.active_agent_name,
+            claim=self.claim,
+            ancestors=tuple(turn_id for turn_id in ancestors if turn_id is not None),
+        )
+        await give_back(store)
+        found = await store.queue_turn(ticket)
+        if isinstance(found, Place):
+            # Noted inside the operation, so that a cancelled caller still knows which row to give back.
+            self.turn_id, self._attempt = found.turn_id, found.attempt
+        return found
+
+    def _refuse_other_text(self, digest: str | None) -> None:
+        claim = self.claim
+        assert claim is not None
+        if digest is not None and digest != claim.digest:
+            raise MessageMismatchError(session_id=self.session.session_id, message_id=claim.message_id)
+
+    async def _wait_for_end(self, found: InProgress) -> None:
+        store = self.session.store
+        with store.line.waiting(found.turn_id) as waiter:
+            while await store.turn_exists(found.turn_id):
+                await waiter.wait(_LOOK_BEHIND_OTHERS)
+
+    async def _wait_for_place(self, place: Place) -> Place | None:
+        """The row once it runs, or None if it is gone and a new one is needed."""
+        store, session = self.session.store, self.session
+        with store.line.waiting(place.turn_id) as waiter:
+            while not place.running:
+                await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
+                session.refuse_deleted()
+                found = await finish(store.start_turn(place.turn_id, session.key, session.known))
+                if found is Lost.SESSION:
+                    raise session.mark_deleted()
+                if found is Lost.TURN:
+                    self.turn_id = None
+                    return None
+                place = found
+        self._attempt = place.attempt
+        return place
+
+    def _begin(self, place: Place) -> None:
+        session = self.session
+        if place.session is not None:
+            session.show(place.session)
+        self._pending = {name: dict(changes) for name, changes in session.pending.items()}
+        self._working = Working(session.committed, session.take_window(), session.max_turns, self._pending)
+        self.is_open = True
+        session.turn_now = self
+        _memberships.set((*open_turns(), self))
+
+    def _end(self) -> None:
+        # Before anything is awaited: what members do from here on belongs to a turn of their own.
+        self.is_open = False
+        self.session.turn_now = None
+        _memberships.set(open_turns())
+
+    async def commit(self) -> None:
+        """Make all that happened durable, as one, whatever cancels the caller in the meantime.
+
+        Raises:
+            SessionDeletedError: The conversation was deleted.
+            SessionConflictError: The turn's row is no longer its own; nothing was written.
+            StoreError: The storage failed; nothing was written.
+        """
+        assert self.turn_id is not None
+        session, working = self.session, self.working
+        self._end()
+        commit = working.commit(self.turn_id, self._attempt, self.claim, self.response)
+        try:
+            session.refuse_deleted()
+            if commit.changes_session or commit.claim is not None:
+                await finish(self._write(commit))
+            else:
+                session.keep_window(working.window)
+                await self._leave()
+        except BaseException:
+            if self.turn_id is not None:
+                await self._leave()
+            raise
+
+    async def _write(self, commit: Commit) -> None:
+        session = self.session
+        outcome = await session.store.commit_turn(commit, session.key)
+        self.turn_id = None
+        if outcome is Lost.SESSION:
+            raise session.mark_deleted()
+        if outcome is Lost.TURN:
+            raise SessionConflictError(session_id=session.session_id, reason="this turn was no longer the running one")
+        session.show(attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata))
+        session.keep_window(self.working.window)
+        session.settle(self._pending)
+        session.store.line.ended(commit.turn_id, outcome.next_turn)
+
+    async def drop(self) -> None:
+        """End without a trace in the conversation."""
+        self._end()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        if self.turn_id is None:
+            return
+        turn_id, self.turn_id = self.turn_id, None
+        store = self.session.store
+        store.line.abandoned.append(turn_id)
+        await finish(give_back(store))
+
+
+async def give_back(store: BaseSessionStore) -> None:
+    """Remove the rows whose turns have ended without a commit.
+
+    A row that can't be removed now, because the disk is full for instance, is removed before the next turn queues: the
+    error that ended its turn is the one to show, and a row left standing would hold up the conversation.
+    """
+    abandoned = store.line.abandoned
+    while abandoned:
+        turn_id = abandoned.pop()
+        try:
+            next_turn = await store.leave_turn(turn_id)
+        except StoreClosedError:
+            return
+        except StoreError:
+            logger.warning("store %s: the place of turn %d will be given back later", store.name, turn_id)
+            abandoned.append(turn_id)
+            return
+        store.line.ended(turn_id, next_turn)
+
+
+class TurnScope:
+    """`async with session.turn():`"""
+
+    def __init__(self, session: SessionContext) -> None:
+        self._session = session
+        self._turn: Turn | None = None
+
+    async def __aenter__(self) -> SessionContext:
+        if self._turn is not None and self._turn.is_open:
+            raise TurnInsideTurnError(session_id=self._session.session_id, reason="this turn has been entered already")
+        turn = Turn(self._session)
+        await turn.take()
+        self._turn = turn
+        return self._session
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._turn is not None
+        if kind is None:
+            await self._turn.commit()
+        else:
+            await self._turn.drop()
+

@@ -1,0 +1,367 @@
+"""Every error chatflow raises, in one tree.
+
+ChatflowError
+├── UnstorableValueError        a value that would not come back equal (also a TypeError)
+├── SessionError
+│   ├── SessionNotFoundError        (also a LookupError)
+│   ├── SessionDeletedError
+│   ├── SessionConflictError
+│   ├── SessionFormatError
+│   ├── SessionStateError
+│   ├── CorruptSessionError
+│   ├── UnmatchedToolResultError
+│   └── TurnInsideTurnError
+├── MessageInProgressError
+├── MessageMismatchError
+├── MessageDeadError
+├── StoreError
+│   ├── StoreClosedError
+│   ├── StoreBusyError
+│   ├── StoreFormatError
+│   └── StoreOwnerRequiredError
+├── EngineError
+│   ├── EngineRateLimitError
+│   ├── EngineTimeoutError
+│   ├── EngineAuthenticationError
+│   ├── EngineBadRequestError
+│   ├── ContextWindowError
+│   └── EngineUnavailableError
+├── ToolError
+│   └── ToolArgumentError
+└── HandoffError
+
+An error takes facts, says what happened, to which session and what to do, and keeps the facts as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ChatflowError(Exception):
+    """The root of all errors that chatflow raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors are built from keyword facts; rebuilding one from `args`, as pickle does, would call __init__ wrongly.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[ChatflowError], args: tuple[Any, ...], facts: dict[str, Any]) -> ChatflowError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """`repr(value)`, cut in the middle where an id of 10,000 characters would drown the message around it."""
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    half = (limit - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+class UnstorableValueError(ChatflowError, TypeError):
+    """A value can't be kept so that it comes back equal; nothing was changed.
+
+    Attributes:
+        path: Where the value stands, such as ``tool_results[0].content.items[3]``.
+        reason: Why it can't be kept.
+    """
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path or 'value'} can't be stored: {reason}")
+
+
+class SessionError(ChatflowError):
+    """Something went wrong with one conversation.
+
+    Attributes:
+        session_id: The conversation it happened to, or None where no conversation is known yet.
+    """
+
+    def __init__(self, message: str, *, session_id: str | None = None) -> None:
+        self.session_id = session_id
+        super().__init__(message)
+
+
+class SessionNotFoundError(SessionError, LookupError):
+    """No conversation has this id."""
+
+    def __init__(self, *, session_id: str) -> None:
+        super().__init__(
+            f"session {shorten(session_id)} does not exist; get_or_create() makes it", session_id=session_id
+        )
+
+
+class SessionDeletedError(SessionError):
+    """The conversation was deleted while this object was still in use; nothing was written."""
+
+    def __init__(self, *, session_id: str) -> None:
+        super().__init__(
+            f"session {shorten(session_id)} was deleted; ask the store for it again to start a new conversation",
+            session_id=session_id,
+        )
+
+
+class SessionConflictError(SessionError):
+    """Somebody else's turn has committed in the meantime; nothing was written.
+
+    Attributes:
+        reason: What stood in the way.
+    """
+
+    def __init__(self, *, session_id: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"session {shorten(session_id)}: {reason}; take a new turn and decide again", session_id=session_id
+        )
+
+
+class SessionFormatError(SessionError):
+    """Serialised data is not a conversation that chatflow can read.
+
+    Attributes:
+        path: Where it goes wrong, such as ``tool_calls[0].id``.
+        reason: What is wrong there.
+    """
+
+    def __init__(self, *, path: str, reason: str, session_id: str | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        where = f"session {shorten(session_id)}: " if session_id is not None else ""
+        super().__init__(f"{where}{path or 'data'}: {reason}", session_id=session_id)
+
+
+class SessionStateError(SessionError):
+    """A value of a session's state or metadata can't be kept, or is not of the asked type.
+
+    Attributes:
+        path: The key, and where in its value.
+        reason: What is wrong there.
+    """
+
+    def __init__(self, *, session_id: str | None, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"session {shorten(session_id)}: {path}: {reason}", session_id=session_id)
+
+
+class CorruptSessionError(SessionError):
+    """A stored row of the conversation can't be read; nothing was changed.
+
+    Attributes:
+        row: Which row, as the table and key a person can look up.
+        reason: Why it can't be read.
+    """
+
+    def __init__(self, *, session_id: str, row: str, reason: str) -> None:
+        self.row = row
+        self.reason = reason
+        super().__init__(
+            f"session {shorten(session_id)} can't be loaded: {row}: {reason}; other sessions are unaffected",
+            session_id=session_id,
+        )
+
+
+class UnmatchedToolResultError(SessionError):
+    """A tool result names a call that the history does not hold; the message was not added.
+
+    Attributes:
+        tool_call_id: The id no call in the history has.
+    """
+
+    def __init__(self, *, session_id: str, tool_call_id: str) -> None:
+        self.tool_call_id = tool_call_id
+        super().__init__(
+            f"session {shorten(session_id)}: a tool result names the call {shorten(tool_call_id)}, and the history"
+            " holds no such call; add the model's message with the call first",
+            session_id=session_id,
+        )
+
+
+class TurnInsideTurnError(SessionError):
+    """A turn was asked for that could only start once the asking turn itself has ended."""
+
+    def __init__(self, *, session_id: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"session {shorten(session_id)}: {reason}", session_id=session_id)
+
+
+class MessageError(ChatflowError):
+    """What `MessageInProgressError`, `MessageMismatchError` and `MessageDeadError` share.
+
+    Attributes:
+        session_id: The conversation the message was sent to.
+        message_id: The message's id.
+    """
+
+    def __init__(self, message: str, *, session_id: str, message_id: str) -> None:
+        self.session_id = session_id
+        self.message_id = message_id
+        super().__init__(message)
+
+
+class MessageInProgressError(MessageError):
+    """The message is being answered right now, and the caller asked not to wait."""
+
+    def __init__(self, *, session_id: str, message_id: str) -> None:
+        super().__init__(
+            f"message {shorten(message_id)} of session {shorten(session_id)} is being answered;"
+            " on_duplicate='response' waits for the answer",
+            session_id=session_id,
+            message_id=message_id,
+        )
+
+
+class MessageMismatchError(MessageError):
+    """The id was used before with another text; nothing was run."""
+
+    def __init__(self, *, session_id: str, message_id: str) -> None:
+        super().__init__(
+            f"message id {shorten(message_id)} of session {shorten(session_id)} was used before with another user"
+            " message; give each message its own id",
+            session_id=session_id,
+            message_id=message_id,
+        )
+
+
+class MessageDeadError(MessageError):
+    """The message was tried as often as it may be and is given up."""
+
+    def __init__(self, *, session_id: str, message_id: str, attempts: int) -> None:
+        self.attempts = attempts
+        super().__init__(
+            f"message {shorten(message_id)} of session {shorten(session_id)} was given up after {attempts} attempts;"
+            " look at store.pending_turns()",
+            session_id=session_id,
+            message_id=message_id,
+        )
+
+
+class StoreError(ChatflowError):
+    """The storage below a store failed; the driver's error is the cause.
+
+    Attributes:
+        store: The store, as its path or name.
+    """
+
+    def __init__(self, message: str, *, store: str) -> None:
+        self.store = store
+        super().__init__(message)
+
+
+class StoreClosedError(StoreError):
+    """The store was closed, or belongs to the process this one was forked from."""
+
+    def __init__(self, *, store: str, reason: str = "it was closed") -> None:
+        super().__init__(f"store {shorten(store)} can't be used: {reason}; open a new one", store=store)
+
+
+class StoreBusyError(StoreError):
+    """Another program held the storage for longer than the store waits; nothing was written."""
+
+    def __init__(self, *, store: str, waited_seconds: float) -> None:
+        self.waited_seconds = waited_seconds
+        super().__init__(
+            f"store {shorten(store)} was held by another writer for {waited_seconds:g} s; find what holds it, then"
+            " try again",
+            store=store,
+        )
+
+
+class StoreFormatError(StoreError):
+    """The file is not a chatflow store that this version can use; it was left untouched."""
+
+    def __init__(self, *, store: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{shorten(store)} is not a chatflow store: {reason}; it was left untouched", store=store)
+
+
+class StoreOwnerRequiredError(StoreError):
+    """The store demands an owner, and the call named none."""
+
+    def __init__(self, *, store: str) -> None:
+        super().__init__(f"store {shorten(store)} requires an owner; use store.for_owner(...)", store=store)
+
+
+class EngineError(ChatflowError):
+    """A model could not be asked, or its answer not be used. The provider's error is the cause.
+
+    Neither the key nor the prompt is part of the message.
+
+    Attributes:
+        model: The model's name as the agent gives it.
+        status: The HTTP status of the provider's answer, where there was one.
+        retry_after: Seconds the provider asked to wait, where it did.
+    """
+
+    def __init__(
+        self, message: str, *, model: str, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        self.model = model
+        self.status = status
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class EngineRateLimitError(EngineError):
+    """The provider refuses more requests for now."""
+
+
+class EngineTimeoutError(EngineError):
+    """The provider did not answer in time."""
+
+
+class EngineAuthenticationError(EngineError):
+    """The key is missing, wrong or lacks the right."""
+
+
+class EngineBadRequestError(EngineError):
+    """The provider refuses the request as it is; sending it again can't help."""
+
+
+class ContextWindowError(EngineBadRequestError):
+    """The conversation is longer than the model can take."""
+
+
+class EngineUnavailableError(EngineError):
+    """The provider can't be reached or answers with an error of its own."""
+
+
+class ToolError(ChatflowError):
+    """A tool can't be built, or its call can't be made.
+
+    Attributes:
+        tool: The tool's name.
+    """
+
+    def __init__(self, message: str, *, tool: str) -> None:
+        self.tool = tool
+        super().__init__(message)
+
+
+class ToolArgumentError(ToolError):
+    """A model called a tool with arguments that the tool does not take; the tool was not run.
+
+    The message is written for the model: it names each argument and what is wrong with it, and nothing of the tool's
+    insides.
+
+    Attributes:
+        problems: What is wrong, by argument; a place inside an argument as in ``items[3].amount``.
+    """
+
+    def __init__(self, *, tool: str, problems: Mapping[str, str]) -> None:
+        self.problems = dict(problems)
+        shown = [f"{argument}: {problem}" for argument, problem in list(self.problems.items())[:10]]
+        if len(self.problems) > len(shown):
+            shown.append(f"and {len(self.problems) - len(shown)} more")
+        super().__init__(f"tool {tool} can't be called with these arguments: {'; '.join(shown)}", tool=tool)
+
+
+class HandoffError(ChatflowError):
+    """Handoffs are defined in a way that leaves it open which agent is meant."""

@@ -1,0 +1,201 @@
+"""The loop of one turn: ask the model, run the tools it calls, hand over, ask again, until it answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import attrs
+
+from chatflow.batch import Batch, error_result
+from chatflow.core.agent import Agent
+from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
+from chatflow.core.prompt import to_prompt
+from chatflow.core.session import SessionContext
+from chatflow.core.store import BaseSessionStore
+from chatflow.core.tools import Tool
+from chatflow.engines.litellm import LiteLLMEngine
+from chatflow.exceptions import UnmatchedToolResultError, shorten
+from chatflow.slots import Slot
+
+logger = logging.getLogger("chatflow.runner")
+
+
+class Registry:
+    """The agents of one runner, by name, and what answers for them."""
+
+    def __init__(self, starting_agent: Agent, store: BaseSessionStore, engine: Engine | None) -> None:
+        self._starting_agent: Final = starting_agent
+        self._store: Final = store
+        self._engine = engine
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents that handoffs lead to, as things stand now."""
+        return tuple(self._starting_agent.reachable())
+
+    def named(self, name: str) -> Agent | None:
+        """The live agent of that name: one that handoffs lead to, else one that the store's resolver knows."""
+        return self._starting_agent.reachable().get(name) or self._store.resolve_agent(name)
+
+    def active_in(self, session: SessionContext) -> Agent:
+        """The live agent that answers now: the starting agent where nobody knows the stored name, which stays."""
+        name = session.active_agent_name
+        # The session may have been given an agent that nobody else knows; if not, it logs the unknown name.
+        agent = self.named(name) or session.active_agent
+        return agent if agent.name == name else self._starting_agent
+
+    def engine_for(self, agent: Agent) -> Engine:
+        """The agent's own engine, else the runner's, else one that asks by the agent's model."""
+        if agent.engine is not None:
+            return agent.engine
+        if self._engine is None:
+            self._engine = LiteLLMEngine()
+        return self._engine
+
+
+@attrs.define(kw_only=True)
+class Loop:
+    """One turn of *session*, which the running code is a member of; it neither begins nor ends the turn.
+
+    *key* is the same when the turn's message is tried again, and another for every other turn.
+    """
+
+    registry: Registry
+    session: SessionContext
+    slot: Slot
+    key: str
+    max_handoffs: int
+    max_tool_iterations: int
+    tool_timeout: float | None
+    said: list[Message] = attrs.field(factory=list[Message])
+    called: list[str] = attrs.field(factory=list[str])
+    usage: dict[str, Any] | None = None
+    handoff: Handoff | None = None
+    handoffs: int = 0
+    repairs: set[str] = attrs.field(factory=set[str])
+
+    async def answer(self, user_message: str) -> AgentResponse:
+        """Take the user's message, and go on until there is an answer to it."""
+        await self._say(Message(Role.USER, user_message))
+        for iteration in range(self.max_tool_iterations):
+            agent = self.registry.active_in(self.session)
+            tools = agent.all_tools()
+            reply = await self._ask(agent, tools)
+            if not reply.tool_calls:
+                return await self._finish(agent, reply, "answer")
+            await self._act(agent, tools, reply, iteration)
+        agent = self.registry.active_in(self.session)
+        logger.warning(
+            "session %s: the model asked for tools %d times in a row; it is asked once more without them",
+            shorten(self.session.session_id),
+            self.max_tool_iterations,
+        )
+        return await self._finish(agent, await self._ask(agent, ()), "tool_limit")
+
+    async def _say(self, message: Message) -> None:
+        await self.session.add_message(message)
+        self.said.append(message)
+
+    async def _ask(self, agent: Agent, tools: tuple[Tool, ...]) -> EngineReply:
+        await self.slot.hold()
+        session = self.session
+        prompt = to_prompt(session.history, await agent.render_instructions(session))
+        repairs = [repair for repair in prompt.repairs if repair not in self.repairs]
+        if repairs:
+            self.repairs.update(repairs)
+            logger.warning("session %s: repaired for the model: %s", shorten(session.session_id), "; ".join(repairs))
+        engine = self.registry.engine_for(agent)
+        reply = await engine.generate(EngineRequest(agent=agent, messages=prompt.messages, tools=tools))
+        if not isinstance(reply, EngineReply):
+            raise TypeError(
+                f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
+            )
+        if reply.usage is not None:
+            self.usage = _sum(self.usage or {}, reply.usage)
+        return reply
+
+    async def _finish(self, agent: Agent, reply: EngineReply, stop_reason: StopReason) -> AgentResponse:
+        text = reply.text or ""
+        await self._say(Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra))
+        return AgentResponse(
+            content=text,
+            active_agent_name=agent.name,
+            tool_calls_executed=self.called,
+            handoff=self.handoff,
+            usage=self.usage,
+            stop_reason=stop_reason,
+        )
+
+    async def _act(self, agent: Agent, tools: tuple[Tool, ...], reply: EngineReply, iteration: int) -> None:
+        """Store the reply's calls, run them, and store what they led to."""
+        message = Message(
+            Role.MODEL,
+            reply.text,
+            tool_calls=reply.tool_calls,
+            agent_name=agent.name,
+            usage=reply.usage,
+            extra=reply.extra,
+        )
+        await self._say(message)
+        self.called += [call.name for call in message.tool_calls]
+        batch = Batch(
+            session=self.session,
+            agent=agent,
+            tools={tool.name: tool for tool in tools},
+            message=message,
+            key=f"{self.key}:{iteration}",
+            timeout=self.tool_timeout,
+        )
+        outcomes = await batch.run()
+        results: list[ToolResult] = []
+        handed_over = self.handoffs
+        for call, outcome in zip(message.tool_calls, outcomes, strict=True):
+            if not isinstance(outcome, Handoff):
+                results.append(outcome)
+            elif self.handoffs > handed_over:
+                results.append(error_result(call, "Only one handoff at a time; another one of these took effect."))
+            else:
+                results.append(await self._hand_over(call, outcome))
+        answers = Message(Role.TOOL, tool_results=results)
+        try:
+            await self._say(answers)
+        except UnmatchedToolResultError:
+            # A tool cleared the history, or rolled it back; what this turn has said so far is still to be answered.
+            present = {id(message) for message in self.session.history}
+            for earlier in self.said:
+                if id(earlier) not in present:
+                    await self.session.add_message(earlier)
+            await self._say(answers)
+
+    async def _hand_over(self, call: ToolCall, handoff: Handoff) -> ToolResult:
+        session, name = self.session, handoff.target_agent_name
+        if self.handoffs >= self.max_handoffs:
+            return error_result(call, "No more handoffs in this turn. Answer the user yourself.")
+        target = self.registry.named(name)
+        if target is None:
+            known = ", ".join(self.registry.names)
+            logger.warning("session %s: handoff to unknown agent %s", shorten(session.session_id), shorten(name))
+            return error_result(call, f"There is no agent named {shorten(name)}. The agents there are: {known}.")
+        await session.set_active_agent(target)
+        session.state.update(handoff.context_updates)
+        self.handoff = handoff
+        self.handoffs += 1
+        logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
+        content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
+        return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+
+
+def _sum(total: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
+    """*total* with the counts in *usage* added; what is no number is left out."""
+    summed = dict(total)
+    for name, count in usage.items():
+        before = summed.get(name)
+        if isinstance(count, Mapping):
+            earlier = cast("Mapping[str, Any]", before) if isinstance(before, Mapping) else {}
+            summed[name] = _sum(earlier, cast("Mapping[str, Any]", count))
+        elif isinstance(count, int | float) and not isinstance(count, bool):
+            summed[name] = count + (before if isinstance(before, int | float) else 0)
+    return summed

@@ -1,0 +1,203 @@
+"""Runner: a user message in, an answer out, and in between one turn of models, tools and handoffs."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import anyio
+import attrs
+
+from chatflow.core.agent import Agent
+from chatflow.core.engine import Engine
+from chatflow.core.memory import SessionStore
+from chatflow.core.messages import AgentResponse
+from chatflow.core.records import Answered, Claim
+from chatflow.core.session import SessionContext, check_id
+from chatflow.core.store import BaseSessionStore
+from chatflow.core.values import FrozenDict, freeze_mapping
+from chatflow.exceptions import SessionStateError, UnstorableValueError, shorten
+from chatflow.loop import Loop, Registry
+from chatflow.slots import TurnSlots, WaitingTurn
+
+OnDuplicate = Literal["response", "raise"]
+
+
+class Runner:
+    """Answers user messages in conversations, each in one turn: it commits as a whole or leaves no trace.
+
+    Agents are known by name: *starting_agent* and all that handoffs lead to, as things stand when they are needed. A
+    store that has no agent resolver gets one that knows them. Without a *session_store* conversations live in memory.
+    An agent's own engine answers for it, else *engine*, else a `LiteLLMEngine` by the agent's model.
+
+    A runner may be used in several event loops and threads, and several runners may share a store.
+
+    Args:
+        starting_agent: Answers in a new conversation, and where the stored agent's name is unknown.
+        session_store: Where conversations are kept. The runner does not close it.
+        engine: Asks the model for agents without an engine of their own.
+        max_handoffs_per_turn: Further handoffs are answered with an error, and the agent stays.
+        max_tool_iterations: How often a model may be asked with tools; then it is asked once more, without.
+        turn_timeout: Seconds for one turn, from its start (not while it waits in line); None for no limit.
+        tool_timeout: Seconds for one tool call; None for no limit.
+        max_concurrent_turns: Turns that run at once in one event loop. One that waits for a slot has its place already,
+            and others of its conversation wait behind it. A run inside a tool uses the slot of the run around it.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+        ValueError: A number is too small.
+        HandoffError: Two different agents have one name.
+    """
+
+    def __init__(
+        self,
+        starting_agent: Agent,
+        session_store: BaseSessionStore | None = None,
+        engine: Engine | None = None,
+        max_handoffs_per_turn: int = 5,
+        max_tool_iterations: int = 10,
+        turn_timeout: float | None = 300,
+        tool_timeout: float | None = 60,
+        max_concurrent_turns: int | None = None,
+    ) -> None:
+        if not isinstance(starting_agent, Agent):
+            raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
+        if session_store is not None and not isinstance(session_store, BaseSessionStore):
+            raise TypeError(f"session_store must be a session store, not {type(session_store).__name__}")
+        if engine is not None and not callable(getattr(engine, "generate", None)):
+            raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
+        if max_concurrent_turns is not None:
+            _check_count("max_concurrent_turns", max_concurrent_turns, 1)
+        starting_agent.reachable()
+        self.starting_agent: Final = starting_agent
+        self.session_store: Final[BaseSessionStore] = SessionStore() if session_store is None else session_store
+        self.max_handoffs_per_turn: Final = _check_count("max_handoffs_per_turn", max_handoffs_per_turn, 0)
+        self.max_tool_iterations: Final = _check_count("max_tool_iterations", max_tool_iterations, 1)
+        self.turn_timeout: Final = _check_seconds("turn_timeout", turn_timeout)
+        self.tool_timeout: Final = _check_seconds("tool_timeout", tool_timeout)
+        self.max_concurrent_turns: Final = max_concurrent_turns
+        self._registry: Final = Registry(starting_agent, self.session_store, engine)
+        self._slots: Final = TurnSlots(max_concurrent_turns)
+        if not self.session_store.has_agent_resolver:
+            # Holds the agent and not the runner: a store that is forgotten unclosed must be able to say so at once.
+            self.session_store.set_agent_resolver(lambda name: starting_agent.reachable().get(name))
+
+    def __repr__(self) -> str:
+        return f"<Runner starting_agent={self.starting_agent!r} session_store={self.session_store!r}>"
+
+    async def get_session(self, session_id: str) -> SessionContext | None:
+        """The conversation as the store has it now, or None if there is none."""
+        return await self.session_store.get(session_id)
+
+    async def run_async(
+        self,
+        session_id: str,
+        user_message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        message_id: str | None = None,
+        on_duplicate: OnDuplicate = "response",
+    ) -> AgentResponse:
+        """Answer *user_message* in the conversation *session_id*, which is created if need be.
+
+        Waits for the conversation's turn; everything that happens then, *metadata* included, is one commit, durable on
+        return. On any exception or cancellation nothing of it remains; the exception leaves as it is.
+
+        A *message_id* runs once: a second delivery waits for the first and gets its answer, with `duplicate` set; if
+        the first fails, the second tries again. With ``on_duplicate="raise"`` a message that is under way is refused
+        at once, and one that was answered gets its stored answer as well.
+
+        Raises:
+            MessageInProgressError: With ``on_duplicate="raise"``, the message is being answered.
+            MessageMismatchError: The id was used before with another text.
+            EngineError: The model could not be asked, or its answer not be used.
+            TimeoutError: The turn took longer than *turn_timeout*.
+            SessionStateError: *metadata* holds what can't be kept; nothing was changed.
+            SessionDeletedError: The conversation was deleted meanwhile.
+            TurnInsideTurnError: The calling code is inside a turn that this one would have to wait for.
+        """
+        check_id(session_id, "session_id")
+        if not isinstance(user_message, str):
+            raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
+        if on_duplicate not in {"response", "raise"}:
+            raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
+        claim = None
+        if message_id is not None:
+            digest = hashlib.sha256(user_message.encode("utf-8", "surrogatepass")).hexdigest()
+            claim = Claim(check_id(message_id, "message_id"), digest)
+        noted = _frozen_metadata(session_id, metadata)
+        session = await self.session_store.get_or_create(session_id, self.starting_agent)
+        turn = WaitingTurn(session, claim, self.starting_agent.name)
+        answered = await turn.take(wait_for_duplicate=on_duplicate == "response")
+        if answered is not None:
+            return _answered_before(answered, session)
+        with self._slots.entered() as slot:
+            try:
+                await slot.hold()
+                loop = Loop(
+                    registry=self._registry,
+                    session=session,
+                    slot=slot,
+                    key=_key(session, message_id),
+                    max_handoffs=self.max_handoffs_per_turn,
+                    max_tool_iterations=self.max_tool_iterations,
+                    tool_timeout=self.tool_timeout,
+                )
+                session.metadata.update(noted)
+                response = turn.response = await self._in_time(loop, user_message)
+            except BaseException:
+                await turn.drop()
+                raise
+            await turn.commit()
+        return response
+
+    async def _in_time(self, loop: Loop, user_message: str) -> AgentResponse:
+        with anyio.move_on_after(self.turn_timeout):
+            return await loop.answer(user_message)
+        raise TimeoutError(
+            f"session {shorten(loop.session.session_id)}: the turn took longer than turn_timeout="
+            f"{self.turn_timeout:g} s; nothing of it was stored"
+        )
+
+
+def _key(session: SessionContext, message_id: str | None) -> str:
+    """What tells this turn from all others, and is the same when its message is tried again."""
+    if message_id is None:
+        return uuid.uuid4().hex
+    parts = (session.key.owner, session.session_id, message_id)
+    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+
+
+def _answered_before(answered: Answered, session: SessionContext) -> AgentResponse:
+    if answered.response is not None:
+        return attrs.evolve(answered.response, duplicate=True)
+    return AgentResponse(
+        content="", active_agent_name=session.active_agent_name, duplicate=True, stop_reason="not_stored"
+    )
+
+
+def _frozen_metadata(session_id: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
+    try:
+        return freeze_mapping({} if metadata is None else metadata, "metadata")
+    except UnstorableValueError as error:
+        raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
+
+
+def _check_count(name: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+def _check_seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, not {value}")
+    return value

@@ -1,0 +1,54 @@
+"""The stores that every conformance test runs on: the only list of them. A new store is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from chatflow.core.memory import SessionStore
+from chatflow.core.store import BaseSessionStore
+from chatflow.sqlite.store import SQLiteSessionStore
+
+
+@attrs.frozen
+class Backend:
+    """A way to make stores. It chooses which tests can run, and no test asks it anything."""
+
+    name: str
+    make: Callable[..., BaseSessionStore]
+    """Takes a folder of the test's own, where stores that share data find each other, and the store's options."""
+
+    shares: bool = False
+    """A second store made in the same folder has the same conversations."""
+
+    survives: bool = False
+    """The conversations are still there when a store is made after all others were closed."""
+
+
+def _memory(folder: Path, **options: Any) -> BaseSessionStore:
+    return SessionStore(**options)
+
+
+def _sqlite_file(folder: Path, **options: Any) -> BaseSessionStore:
+    return SQLiteSessionStore(folder / "chat.db", **options)
+
+
+def _sqlite_memory(folder: Path, **options: Any) -> BaseSessionStore:
+    return SQLiteSessionStore(":memory:", **options)
+
+
+def _sqlite_shared_memory(folder: Path, **options: Any) -> BaseSessionStore:
+    return SQLiteSessionStore("file::memory:?cache=shared", **options)
+
+
+BACKENDS: Final = (
+    Backend("memory", _memory),
+    Backend("sqlite-file", _sqlite_file, shares=True, survives=True),
+    Backend("sqlite-memory", _sqlite_memory),
+    Backend("sqlite-shared-memory", _sqlite_shared_memory, shares=True),
+)
+SHARING: Final = tuple(backend for backend in BACKENDS if backend.shares)
+SURVIVING: Final = tuple(backend for backend in BACKENDS if backend.survives)

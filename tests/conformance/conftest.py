@@ -1,0 +1,87 @@
+"""Stores for the conformance tests, one run of each test for each backend."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatflow.core.store import BaseSessionStore
+from tests.backends import BACKENDS, SHARING, SURVIVING, Backend
+
+OpenStore = Callable[..., BaseSessionStore]
+Restart = Callable[..., Awaitable[BaseSessionStore]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on every backend that has what the test asks for by its fixtures."""
+    if "backend" in metafunc.fixturenames:
+        backends = BACKENDS
+        if "second" in metafunc.fixturenames:
+            backends = SHARING
+        if "restart" in metafunc.fixturenames:
+            backends = SURVIVING
+        metafunc.parametrize("backend", backends, ids=[backend.name for backend in backends])
+
+
+@pytest.fixture
+async def open_store(anyio_backend: str, backend: Backend, tmp_path: Path) -> AsyncIterator[OpenStore]:
+    """Makes stores with the options a test wants, on the same data where the backend can; all are closed at the end."""
+    made: list[BaseSessionStore] = []
+
+    def open_one(**options: Any) -> BaseSessionStore:
+        made.append(backend.make(tmp_path, **options))
+        return made[-1]
+
+    # Sync tests use it too: it asks for *anyio_backend* by itself, and so runs for them as well.
+    yield open_one
+    for store in made:
+        await store.aclose()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> BaseSessionStore:
+    """A store with its default options."""
+    return open_store()
+
+
+@pytest.fixture
+def second(store: BaseSessionStore, open_store: OpenStore) -> BaseSessionStore:
+    """Another store on the same data, as another part of the program would open it."""
+    return open_store()
+
+
+@pytest.fixture
+def restart(open_store: OpenStore) -> Restart:
+    """Closes a store and opens another on what it left."""
+
+    async def close_and_open(store: BaseSessionStore, **options: Any) -> BaseSessionStore:
+        await store.aclose()
+        return open_store(**options)
+
+    return close_and_open
+
+
+class Clock:
+    """The time, which passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+
+    def __call__(self) -> dt.datetime:
+        return self.now
+
+    def passes(self, **time: float) -> None:
+        """Let some time go by."""
+        self.now += dt.timedelta(**time)
+
+
+@pytest.fixture
+def clock(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The store's clock."""
+    clock = Clock()
+    monkeypatch.setattr(store, "_clock", clock)
+    return clock

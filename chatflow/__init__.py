@@ -1,4 +1,126 @@
+"""chatflow keeps the state of multi-agent chat conversations for async Python applications."""
+
 from chatflow.core.agent import Agent
+from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.history import History
 from chatflow.core.memory import SessionStore
-from chatflow.core.messages import *
-from chatflow.core.session import SessionContext
+from chatflow.core.messages import (
+    AgentResponse,
+    AudioPart,
+    FilePart,
+    Handoff,
+    ImagePart,
+    Message,
+    Role,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+)
+from chatflow.core.pruning import prune
+from chatflow.core.records import Page, SessionInfo
+from chatflow.core.session import Checkpoint, SessionContext
+from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
+from chatflow.core.tools import Tool, ToolContext, tool
+from chatflow.engines import LiteLLMEngine, ScriptedEngine
+from chatflow.exceptions import (
+    ChatflowError,
+    ContextWindowError,
+    CorruptSessionError,
+    EngineAuthenticationError,
+    EngineBadRequestError,
+    EngineError,
+    EngineRateLimitError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    HandoffError,
+    MessageDeadError,
+    MessageError,
+    MessageInProgressError,
+    MessageMismatchError,
+    SessionConflictError,
+    SessionDeletedError,
+    SessionError,
+    SessionFormatError,
+    SessionNotFoundError,
+    SessionStateError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+    StoreOwnerRequiredError,
+    ToolArgumentError,
+    ToolError,
+    TurnInsideTurnError,
+    UnmatchedToolResultError,
+    UnstorableValueError,
+)
+from chatflow.runner import Runner
+from chatflow.sqlite import SQLiteSessionStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT_DEDUP_TTL_HOURS",
+    "Agent",
+    "AgentResponse",
+    "AudioPart",
+    "BaseSessionStore",
+    "ChatflowError",
+    "Checkpoint",
+    "ContextWindowError",
+    "CorruptSessionError",
+    "Engine",
+    "EngineAuthenticationError",
+    "EngineBadRequestError",
+    "EngineError",
+    "EngineRateLimitError",
+    "EngineReply",
+    "EngineRequest",
+    "EngineTimeoutError",
+    "EngineUnavailableError",
+    "FilePart",
+    "Handoff",
+    "HandoffError",
+    "History",
+    "ImagePart",
+    "LiteLLMEngine",
+    "Message",
+    "MessageDeadError",
+    "MessageError",
+    "MessageInProgressError",
+    "MessageMismatchError",
+    "Page",
+    "Role",
+    "Runner",
+    "SQLiteSessionStore",
+    "ScriptedEngine",
+    "SessionConflictError",
+    "SessionContext",
+    "SessionDeletedError",
+    "SessionError",
+    "SessionFormatError",
+    "SessionInfo",
+    "SessionNotFoundError",
+    "SessionStateError",
+    "SessionStore",
+    "StoreBusyError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreFormatError",
+    "StoreOwnerRequiredError",
+    "TextPart",
+    "Tool",
+    "ToolArgumentError",
+    "ToolCall",
+    "ToolContext",
+    "ToolError",
+    "ToolResult",
+    "TurnInsideTurnError",
+    "UnknownPart",
+    "UnmatchedToolResultError",
+    "UnstorableValueError",
+    "__version__",
+    "prune",
+    "tool",
+]

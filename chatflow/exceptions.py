@@ -11,9 +11,10 @@ ChatflowError
 │   ├── CorruptSessionError
 │   ├── UnmatchedToolResultError
 │   └── TurnInsideTurnError
-├── MessageInProgressError
-├── MessageMismatchError
-├── MessageDeadError
+├── MessageError
+│   ├── MessageInProgressError
+│   ├── MessageMismatchError
+│   └── MessageDeadError
 ├── StoreError
 │   ├── StoreClosedError
 │   ├── StoreBusyError
@@ -24,7 +25,7 @@ ChatflowError
 │   ├── EngineTimeoutError
 │   ├── EngineAuthenticationError
 │   ├── EngineBadRequestError
-│   ├── ContextWindowError
+│   │   └── ContextWindowError
 │   └── EngineUnavailableError
 ├── ToolError
 │   └── ToolArgumentError
@@ -185,7 +186,11 @@ class UnmatchedToolResultError(SessionError):
 
 
 class TurnInsideTurnError(SessionError):
-    """A turn was asked for that could only start once the asking turn itself has ended."""
+    """A turn was asked for that could only start once the asking turn itself has ended.
+
+    Attributes:
+        reason: Which turn waits for which.
+    """
 
     def __init__(self, *, session_id: str, reason: str) -> None:
         self.reason = reason
@@ -231,7 +236,11 @@ class MessageMismatchError(MessageError):
 
 
 class MessageDeadError(MessageError):
-    """The message was tried as often as it may be and is given up."""
+    """The message was tried as often as it may be and is given up.
+
+    Attributes:
+        attempts: How often it was tried.
+    """
 
     def __init__(self, *, session_id: str, message_id: str, attempts: int) -> None:
         self.attempts = attempts
@@ -263,7 +272,11 @@ class StoreClosedError(StoreError):
 
 
 class StoreBusyError(StoreError):
-    """Another program held the storage for longer than the store waits; nothing was written."""
+    """Another program held the storage for longer than the store waits; nothing was written.
+
+    Attributes:
+        waited_seconds: How long the store waited.
+    """
 
     def __init__(self, *, store: str, waited_seconds: float) -> None:
         self.waited_seconds = waited_seconds
@@ -275,7 +288,11 @@ class StoreBusyError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The file is not a chatflow store that this version can use; it was left untouched."""
+    """The file is not a chatflow store that this version can use; it was left untouched.
+
+    Attributes:
+        reason: What is wrong with it.
+    """
 
     def __init__(self, *, store: str, reason: str) -> None:
         self.reason = reason

@@ -14,7 +14,6 @@ from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.prompt import to_prompt
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import Tool
 from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import UnmatchedToolResultError, shorten
@@ -24,28 +23,18 @@ logger = logging.getLogger("chatflow.runner")
 
 
 class Registry:
-    """The agents of one runner, by name, and what answers for them."""
+    """The agents of one runner, and what answers for them.
 
-    def __init__(self, starting_agent: Agent, store: BaseSessionStore, engine: Engine | None) -> None:
-        self._starting_agent: Final = starting_agent
-        self._store: Final = store
+    Nobody else's agents count, not even those that the session was given: after a restart they would be gone.
+    """
+
+    def __init__(self, starting_agent: Agent, engine: Engine | None) -> None:
+        self.starting_agent: Final = starting_agent
         self._engine = engine
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The agents that handoffs lead to, as things stand now."""
-        return tuple(self._starting_agent.reachable())
-
-    def named(self, name: str) -> Agent | None:
-        """The live agent of that name: one that handoffs lead to, else one that the store's resolver knows."""
-        return self._starting_agent.reachable().get(name) or self._store.resolve_agent(name)
-
-    def active_in(self, session: SessionContext) -> Agent:
-        """The live agent that answers now: the starting agent where nobody knows the stored name, which stays."""
-        name = session.active_agent_name
-        # The session may have been given an agent that nobody else knows; if not, it logs the unknown name.
-        agent = self.named(name) or session.active_agent
-        return agent if agent.name == name else self._starting_agent
+    def agents(self) -> dict[str, Agent]:
+        """The starting agent and all that handoffs lead to, by name, as things stand now."""
+        return self.starting_agent.reachable()
 
     def engine_for(self, agent: Agent) -> Engine:
         """The agent's own engine, else the runner's, else one that asks by the agent's model."""
@@ -75,25 +64,41 @@ class Loop:
     usage: dict[str, Any] | None = None
     handoff: Handoff | None = None
     handoffs: int = 0
+    unknown: set[str] = attrs.field(factory=set[str])
     repairs: set[str] = attrs.field(factory=set[str])
 
     async def answer(self, user_message: str) -> AgentResponse:
         """Take the user's message, and go on until there is an answer to it."""
         await self._say(Message(Role.USER, user_message))
         for iteration in range(self.max_tool_iterations):
-            agent = self.registry.active_in(self.session)
+            agent = self._active_agent()
             tools = agent.all_tools()
             reply = await self._ask(agent, tools)
             if not reply.tool_calls:
                 return await self._finish(agent, reply, "answer")
             await self._act(agent, tools, reply, iteration)
-        agent = self.registry.active_in(self.session)
+        agent = self._active_agent()
         logger.warning(
             "session %s: the model asked for tools %d times in a row; it is asked once more without them",
             shorten(self.session.session_id),
             self.max_tool_iterations,
         )
         return await self._finish(agent, await self._ask(agent, ()), "tool_limit")
+
+    def _active_agent(self) -> Agent:
+        """The live agent that answers now: the starting agent where the stored name is unknown, which stays."""
+        name, starting_agent = self.session.active_agent_name, self.registry.starting_agent
+        agent = self.registry.agents().get(name)
+        if agent is None and name not in self.unknown:
+            self.unknown.add(name)
+            logger.warning(
+                "session %s: no agent within reach of %s is named %s; %s answers, and the stored name stays",
+                shorten(self.session.session_id),
+                shorten(starting_agent.name),
+                shorten(name),
+                shorten(starting_agent.name),
+            )
+        return agent or starting_agent
 
     async def _say(self, message: Message) -> None:
         await self.session.add_message(message)
@@ -114,7 +119,7 @@ class Loop:
                 f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
             )
         if reply.usage is not None:
-            self.usage = _sum(self.usage or {}, reply.usage)
+            self.usage = _sum(self.usage, reply.usage)
         return reply
 
     async def _finish(self, agent: Agent, reply: EngineReply, stop_reason: StopReason) -> AgentResponse:
@@ -174,9 +179,10 @@ class Loop:
         session, name = self.session, handoff.target_agent_name
         if self.handoffs >= self.max_handoffs:
             return error_result(call, "No more handoffs in this turn. Answer the user yourself.")
-        target = self.registry.named(name)
+        agents = self.registry.agents()
+        target = agents.get(name)
         if target is None:
-            known = ", ".join(self.registry.names)
+            known = ", ".join(agents)
             logger.warning("session %s: handoff to unknown agent %s", shorten(session.session_id), shorten(name))
             return error_result(call, f"There is no agent named {shorten(name)}. The agents there are: {known}.")
         await session.set_active_agent(target)
@@ -188,14 +194,13 @@ class Loop:
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)
 
 
-def _sum(total: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
-    """*total* with the counts in *usage* added; what is no number is left out."""
-    summed = dict(total)
+def _sum(total: Any, usage: Mapping[str, Any]) -> dict[str, Any]:
+    """*total* with the counts in *usage* added, also those in mappings inside; what is no number is left out."""
+    summed = dict(cast("Mapping[str, Any]", total)) if isinstance(total, Mapping) else {}
     for name, count in usage.items():
         before = summed.get(name)
         if isinstance(count, Mapping):
-            earlier = cast("Mapping[str, Any]", before) if isinstance(before, Mapping) else {}
-            summed[name] = _sum(earlier, cast("Mapping[str, Any]", count))
+            summed[name] = _sum(before, cast("Mapping[str, Any]", count))
         elif isinstance(count, int | float) and not isinstance(count, bool):
             summed[name] = count + (before if isinstance(before, int | float) else 0)
     return summed

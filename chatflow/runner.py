@@ -14,8 +14,8 @@ from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Answered, Claim
-from chatflow.core.session import SessionContext, check_id
+from chatflow.core.records import Answered, Claim, check_id
+from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.exceptions import SessionStateError, UnstorableValueError, shorten
@@ -78,7 +78,7 @@ class Runner:
         self.turn_timeout: Final = _check_seconds("turn_timeout", turn_timeout)
         self.tool_timeout: Final = _check_seconds("tool_timeout", tool_timeout)
         self.max_concurrent_turns: Final = max_concurrent_turns
-        self._registry: Final = Registry(starting_agent, self.session_store, engine)
+        self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
         if not self.session_store.has_agent_resolver:
             # Holds the agent and not the runner: a store that is forgotten unclosed must be able to say so at once.

@@ -359,7 +359,11 @@ def test_signature_in_an_id(kept: dict[str, str], expected: str) -> None:
 
 def test_blank_provider_fields() -> None:
     """Fields in which a provider says nothing are not kept."""
-    blank = {"reasoning_content": None, "annotations": [], "provider_specific_fields": {"citations": None}}
+    blank: dict[str, Any] = {
+        "reasoning_content": None,
+        "annotations": [],
+        "provider_specific_fields": {"citations": None},
+    }
     assert from_litellm_response(response({"content": "Hi", **blank}), "claude-sonnet-4-5").extra == {}
 
 
@@ -675,6 +679,17 @@ async def test_retry_after(server: ModelServer, engine: LiteLLMEngine, header: s
     with pytest.raises(exceptions.EngineRateLimitError) as caught:
         await engine.generate(request())
     assert caught.value.retry_after == expected
+
+
+async def test_retries_set_globally(
+    server: ModelServer, engine: LiteLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure is one request, also where retries are switched on in litellm itself."""
+    monkeypatch.setattr(sys.modules["litellm"], "num_retries", 3)
+    server.script(*[error(500, "no")] * 4)
+    with pytest.raises(exceptions.EngineUnavailableError):
+        await engine.generate(request())
+    assert len(server.requests) == 1
 
 
 async def test_hanging_server(server: ModelServer) -> None:

@@ -17,12 +17,12 @@ import math
 import uuid
 import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 import orjson
 from cattrs import transform_error
-from cattrs.gen import AttributeOverride, make_dict_structure_fn, make_dict_unstructure_fn, override
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import make_converter
 
 from chatflow.core.messages import (
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 # --- plain values ------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """*value*, which `freeze` has accepted, as what JSON can hold."""
     writer = _WRITERS.get(type(value))
     return value if writer is None else writer(value)
@@ -61,11 +61,11 @@ def decode(value: Any) -> Any:
         SessionFormatError: An envelope is not one that this version writes.
     """
     if isinstance(value, dict):
-        if MARK in value:
-            return _open_envelope(value)
-        return {key: decode(item) for key, item in value.items()}
+        fields = cast("dict[str, Any]", value)
+        return _open_envelope(fields) if MARK in fields else {key: decode(item) for key, item in fields.items()}
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        items = cast("list[object]", value)
+        return [decode(item) for item in items]
     return value
 
 
@@ -177,9 +177,10 @@ def _write_part(part: Part) -> Any:
 
 
 def _read_part(value: Any) -> Part:
-    fields = decode(value)
-    if not isinstance(fields, dict) or "type" not in fields:
+    found = decode(value)
+    if not isinstance(found, dict) or "type" not in found:
         raise TypeError("a part must be an object with a type")
+    fields = cast("dict[str, Any]", found)
     name = fields.pop("type")
     kind = PART_KINDS.get(name) if isinstance(name, str) else None
     if kind is None or not fields.keys() <= {field.name for field in attrs.fields(kind)}:
@@ -194,7 +195,8 @@ def _write_content(content: Content) -> Any:
 
 def _read_content(value: Any, _: Any) -> Content:
     if isinstance(value, list):
-        return tuple(_read_part(part) for part in value)
+        parts = cast("list[object]", value)
+        return tuple(_read_part(part) for part in parts)
     content = decode(value)
     if content is not None and not isinstance(content, str):
         raise TypeError(f"content must be text, parts or null, not {type(content).__name__}")
@@ -230,7 +232,7 @@ _converter.register_structure_hook(Role, lambda value, _: Role(value))
 _converter.register_unstructure_hook(Role, lambda role: role.value)
 
 
-def _register(kind: type[Any], **fields: AttributeOverride) -> None:
+def _register(kind: type[Any], **fields: Any) -> None:
     _converter.register_unstructure_hook(
         kind, make_dict_unstructure_fn(kind, _converter, _cattrs_omit_if_default=True, **fields)
     )
@@ -255,10 +257,11 @@ _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in
 
 def _unknown_fields(data: dict[str, Any]) -> dict[str, Any]:
     """What a newer version, or another program, has written into a message beside the fields known here, by path."""
-    unknown = {name: decode(data[name]) for name in data.keys() - _FIELDS[Message]}
+    unknown = {name: decode(value) for name, value in data.items() if name not in _FIELDS[Message]}
     for name, kind in (("tool_calls", ToolCall), ("tool_results", ToolResult)):
-        for index, item in enumerate(data.get(name) or ()):
-            unknown |= {f"{name}[{index}].{key}": decode(item[key]) for key in item.keys() - _FIELDS[kind]}
+        items: list[dict[str, Any]] = data.get(name) or []
+        for index, item in enumerate(items):
+            unknown |= {f"{name}[{index}].{key}": decode(item[key]) for key in item if key not in _FIELDS[kind]}
     return unknown
 
 
@@ -279,11 +282,12 @@ def message_from_json(text: str | bytes) -> Message:
 def _build_message(data: Any) -> Message:
     if not isinstance(data, dict):
         raise SessionFormatError(path="", reason="a message must be an object")
-    present = {name: value for name, value in data.items() if value is not None}
+    fields = cast("dict[str, Any]", data)
+    present = {name: value for name, value in fields.items() if value is not None}
     if "timestamp" not in present:
         raise SessionFormatError(path="timestamp", reason=_MISSING)
     message = _converter.structure(present, Message)
-    unknown = _unknown_fields(data)
+    unknown = _unknown_fields(fields)
     return attrs.evolve(message, extra={**unknown, **message.extra}) if unknown else message
 
 

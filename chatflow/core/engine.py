@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from chatflow.core.messages import Message, ToolCall
+from chatflow.core.values import EMPTY
 
 if TYPE_CHECKING:
     from chatflow.core.agent import Agent
     from chatflow.core.tools import Tool
+
+
+def _messages(items: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(items)
+
+
+def _tools(items: Iterable[Tool]) -> tuple[Tool, ...]:
+    return tuple(items)
+
+
+def _calls(items: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    return tuple(items)
 
 
 @attrs.frozen(kw_only=True)
@@ -24,11 +37,11 @@ class EngineRequest:
     """
 
     agent: Agent
-    messages: tuple[Message, ...] = attrs.field(converter=tuple)
-    tools: tuple[Tool, ...] = attrs.field(default=(), converter=tuple)
+    messages: tuple[Message, ...] = attrs.field(converter=_messages)
+    tools: tuple[Tool, ...] = attrs.field(default=(), converter=_tools)
     service_session_id: str | Mapping[str, Any] | None = None
     output_schema: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    settings: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY)
 
 
 @attrs.frozen(kw_only=True)
@@ -36,9 +49,9 @@ class EngineReply:
     """What a model replied: text, calls, or both. *extra* goes into the stored message and back to the provider."""
 
     text: str | None = None
-    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=tuple)
+    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls)
     usage: Mapping[str, Any] | None = None
-    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    extra: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY)
     service_session_id: str | Mapping[str, Any] | None = None
     finish_reason: str | None = None
 

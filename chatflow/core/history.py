@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NoReturn, overload
+from typing import Final, NoReturn, cast, overload
 
 from chatflow.core.messages import Message
 
@@ -31,9 +32,7 @@ class History(Sequence[Message]):
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
     append = clear = extend = insert = pop = remove = reverse = sort = _refuse_change
 
-    def __init__(
-        self, systems: list[Message], system_count: int, body: list[Message], low: int, high: int
-    ) -> None:
+    def __init__(self, systems: list[Message], system_count: int, body: list[Message], low: int, high: int) -> None:
         self._systems = systems
         self._system_count = system_count
         self._body = body
@@ -50,7 +49,9 @@ class History(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
         if isinstance(index, slice):
             return tuple(self[position] for position in range(*index.indices(len(self))))
-        position = index + len(self) if index < 0 else index
+        position = operator.index(index)
+        if position < 0:
+            position += len(self)
         if not 0 <= position < len(self):
             raise IndexError(f"history index {index} out of range, {len(self)} messages")
         if position < self._system_count:
@@ -61,10 +62,11 @@ class History(Sequence[Message]):
         yield from islice(self._systems, self._system_count)
         yield from islice(self._body, self._low, self._high)
 
-    def __eq__(self, other: Any) -> bool:
-        if isinstance(other, History | list | tuple):
-            return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-        return NotImplemented
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History | list | tuple):
+            return NotImplemented
+        others = cast("Sequence[object]", other)
+        return len(self) == len(others) and all(mine == theirs for mine, theirs in zip(self, others, strict=True))
 
     def __repr__(self) -> str:
         return f"History({list(self)!r})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 import anyio
@@ -27,10 +27,13 @@ class Waiter:
             await self.event.wait()
         self.event = anyio.Event()
 
+    def _set(self) -> None:
+        self.event.set()
+
     def wake(self) -> None:
         """Wake it, from any thread."""
         try:
-            self.loop.call_soon_threadsafe(lambda: self.event.set())
+            self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:
             # Its loop is closed, and nobody waits there any more.
             return
@@ -47,7 +50,7 @@ class Line:
         """Rows of ended turns that are still to be removed."""
 
     @contextmanager
-    def waiting(self, turn_id: int) -> Iterator[Waiter]:
+    def waiting(self, turn_id: int) -> Generator[Waiter]:
         """Be woken when the row *turn_id* may run or has ended."""
         waiter = Waiter(asyncio.get_running_loop(), anyio.Event())
         with self._lock:

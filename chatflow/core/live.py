@@ -6,7 +6,6 @@ import asyncio
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from chatflow.core.records import Key
@@ -50,25 +49,22 @@ class LiveSessions:
         if len(self._recent) > KEPT_ALIVE:
             self._recent.popitem(last=False)
 
-    def remove(self, key: Key) -> list[SessionContext]:
-        """Forget every loop's session of that key, and return them."""
+    def all_of(self, key: Key) -> list[SessionContext]:
+        """Every loop's session of that key."""
         with self._lock:
-            found = [sessions.pop(key, None) for sessions in list(self._by_loop.values())]
-            return self._without(session for session in found if session is not None)
+            found = [sessions.get(key) for sessions in list(self._by_loop.values())]
+        return [session for session in found if session is not None]
 
-    def remove_owner(self, owner: str) -> list[SessionContext]:
-        """Forget every session of *owner*, and return them."""
+    def all_of_owner(self, owner: str) -> list[SessionContext]:
+        """Every session of *owner*."""
         with self._lock:
-            found: list[SessionContext] = []
+            found = [session for sessions in list(self._by_loop.values()) for session in list(sessions.values())]
+        return [session for session in found if session.key.owner == owner]
+
+    def remove(self, session: SessionContext) -> None:
+        """Forget *session*, and no other that has its key by now."""
+        with self._lock:
             for sessions in list(self._by_loop.values()):
-                for key in [key for key in sessions if key.owner == owner]:
-                    session = sessions.pop(key, None)
-                    if session is not None:
-                        found.append(session)
-            return self._without(iter(found))
-
-    def _without(self, sessions: Iterator[SessionContext]) -> list[SessionContext]:
-        removed = list(sessions)
-        for session in removed:
+                if sessions.get(session.key) is session:
+                    del sessions[session.key]
             self._recent.pop(id(session), None)
-        return removed

@@ -35,7 +35,7 @@ from chatflow.core.records import (
     Ticket,
     system_place,
 )
-from chatflow.core.session import DEFAULT_MAX_TURNS
+from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.turn import merged
 from chatflow.core.values import EMPTY, FrozenDict
@@ -62,8 +62,8 @@ class _Session:
     snapshot: Snapshot
     created_at: dt.datetime
     updated_at: dt.datetime
-    turns: dict[int, _Turn] = attrs.field(factory=dict)
-    answered: set[str] = attrs.field(factory=set)
+    turns: dict[int, _Turn] = attrs.field(factory=dict[int, "_Turn"])
+    answered: set[str] = attrs.field(factory=set[str])
 
 
 @attrs.frozen
@@ -387,7 +387,12 @@ class SessionStore(BaseSessionStore):
             self._by_version.clear()
             self._turns.clear()
             self._processed.clear()
+        self._line.wake_all()
 
     def abandon(self) -> bool:
         """Nothing is held open that would outlive the object."""
         return False
+
+
+# Where chatflow-agent's documentation imports them from.
+__all__ = ["DEFAULT_DEDUP_TTL_HOURS", "SessionContext", "SessionStore"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import attrs
 
@@ -153,7 +153,7 @@ def _content(value: str | Iterable[Part] | None) -> Content:
     if value is None or isinstance(value, str):
         return value if value is None else _require_str(value, "content")
     if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
-        raise TypeError(f"content must be text, parts or None, not {type(value).__name__}")
+        raise TypeError(f"content must be text, parts or None, not {type(cast('object', value)).__name__}")
     parts = tuple(TextPart(part) if isinstance(part, str) else part for part in value)
     for index, part in enumerate(parts):
         if type(part) not in get_args(Part):

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from chatflow.core.history import History
-from chatflow.core.messages import Message, Role, ToolCall
+from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 
 _COMPACT_AFTER: Final = 1024
 """Messages cut from the front before the list is copied without them; a copy then costs less than it frees."""
@@ -171,15 +171,16 @@ class Window:
         elif not self._blocks:
             return False
         elif role is Role.TOOL:
-            kept = tuple(result for result in message.tool_results if self._pairing.knows(result.tool_call_id))
+            kept: list[ToolResult] = []
+            for result in message.tool_results:
+                answered = self._pairing.answer(result.tool_call_id)
+                if answered is not None:
+                    kept.append(result)
+                    self._join(answered[0].position)
             if not kept:
                 return False
             if len(kept) < len(message.tool_results):
                 message = attrs.evolve(message, tool_results=kept)
-            for result in kept:
-                answered = self._pairing.answer(result.tool_call_id)
-                if answered is not None:
-                    self._join(answered[0].position)
         elif message.tool_calls:
             self._pairing.call(self.end, message.tool_calls)
         self._body.append(message)

@@ -12,8 +12,22 @@ import attrs
 from chatflow.core.history import History
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.values import FrozenDict
+from chatflow.exceptions import shorten
 
 _T = TypeVar("_T")
+
+
+def check_id(value: object, name: str) -> str:
+    """*value* itself if it can be an id: text that is not empty and that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be text that UTF-8 can encode: {shorten(value)}") from error
+    return str.__str__(value)
 
 
 def system_place(position: int) -> int:
@@ -116,8 +130,8 @@ class Claim:
 class Ticket:
     """A turn asks for its place.
 
-    *known* is None for a conversation that is created with its first turn, as *new* says. *ancestors* are the open turns
-    that the asking code belongs to, outermost first.
+    *known* is None for a conversation that is created with its first turn, as *new* says. *ancestors* are the open
+    turns that the asking code belongs to, outermost first.
     """
 
     key: Key
@@ -212,4 +226,3 @@ class Committed:
     version: int
     metadata: FrozenDict
     next_turn: int | None
-

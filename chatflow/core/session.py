@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
 from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
-from chatflow.core.records import Key, Known, NewSession, Snapshot
-from chatflow.core.turn import REMOVED, Kind, Turn, TurnScope, Working, merged, open_turns
+from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id
+from chatflow.core.state import Values
+from chatflow.core.turn import REMOVED, Change, Kind, OwnTurn, Turn, TurnScope, Working, open_turns, with_changes
 from chatflow.core.values import EMPTY, freeze_mapping
 from chatflow.exceptions import (
     SessionConflictError,
@@ -34,19 +34,6 @@ logger = logging.getLogger("chatflow.session")
 DEFAULT_MAX_TURNS: Final = 40
 
 
-def check_id(value: object, name: str) -> str:
-    """*value* itself if it can be an id: text that is not empty and that UTF-8 can encode."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
-    if not value:
-        raise ValueError(f"{name} must not be empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} must be text that UTF-8 can encode: {shorten(value)}") from error
-    return str.__str__(value)
-
-
 @attrs.define(eq=False)
 class Checkpoint:
     """A conversation at one moment, to go back to. `SessionContext.checkpoint` makes it."""
@@ -56,51 +43,7 @@ class Checkpoint:
     """The turn it was taken in, and is good for; None outside."""
     committed: Known = attrs.field(repr=False)
     """Outside a turn, the commit it is good for: the running task's own operations carry it along."""
-    task: int | None = attrs.field(repr=False)
-
-
-class Values(MutableMapping[str, Any]):
-    """A session's metadata or state: a mapping that can be changed, whose values are frozen copies.
-
-    In a turn, its members see and change the turn's copy. Everyone else sees the last commit; a change of theirs waits
-    beside it, joins the next turn key by key, and stays waiting if that turn fails.
-
-    Raises:
-        SessionStateError: On setting a value that can't be kept; the error names its path, and nothing has changed.
-    """
-
-    __slots__ = ("_kind", "_session")
-
-    def __init__(self, session: SessionContext, kind: Kind) -> None:
-        self._session = session
-        self._kind: Kind = kind
-
-    def __getitem__(self, key: str) -> Any:
-        return self._session.values(self._kind)[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        frozen = self._session.freeze_values(self._kind, {key: value})
-        self._session.set_value(self._kind, key, frozen[key])
-
-    def __delitem__(self, key: str) -> None:
-        self[key]
-        self._session.set_value(self._kind, key, REMOVED)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict(self._session.values(self._kind)))
-
-    def __len__(self) -> int:
-        return len(self._session.values(self._kind))
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Mapping):
-            return dict(self) == dict(other)
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+    task: weakref.ref[asyncio.Task[Any]] | None = attrs.field(repr=False)
 
 
 class SessionContext:
@@ -131,6 +74,8 @@ class SessionContext:
         "store",
         "turn_now",
     )
+    committed: Snapshot
+    new: NewSession | None
 
     def __init__(
         self,
@@ -159,20 +104,20 @@ class SessionContext:
         )
 
     @classmethod
-    def of_store(cls, store: BaseSessionStore, key: Key, snapshot: Snapshot, fallback: Agent | None) -> SessionContext:
-        """The session that *store* hands out. *fallback* stands for an active agent whose name nobody knows."""
+    def of_store(cls, store: BaseSessionStore, key: Key, snapshot: Snapshot) -> SessionContext:
+        """The session that *store* hands out."""
         session = cls.__new__(cls)
-        session._set_up(store, key, fallback)
+        cls._set_up(session, store, key, None)
         session.committed = snapshot
         return session
 
     def _set_up(self, store: BaseSessionStore, key: Key, fallback: Agent | None) -> None:
         self.store = store
         self.key = key
-        self.new: NewSession | None = None
+        self.new = None
         self.deleted = False
         self.turn_now: Turn | None = None
-        self.pending: dict[Kind, dict[str, Any]] = {"metadata": {}, "state": {}}
+        self.pending: dict[Kind, dict[str, Change]] = {"metadata": {}, "state": {}}
         self._fallback = fallback
         self._agents: dict[str, Agent] = {}
         self._known_unknowns: set[str] = set()
@@ -248,12 +193,6 @@ class SessionContext:
             )
         return Agent(name=name) if self._fallback is None else self._fallback
 
-    def fall_back_on(self, agent: Agent) -> None:
-        """Let *agent* be the default agent where there is none, because the session came from `store.get` before."""
-        if self._fallback is None:
-            self._fallback = agent
-            self._known_unknowns.clear()
-
     def __repr__(self) -> str:
         return (
             f"<SessionContext {shorten(self.session_id)} agent={shorten(self.active_agent_name)}"
@@ -312,11 +251,15 @@ class SessionContext:
 
     def checkpoint(self) -> Checkpoint:
         """A token for `rollback_to`: this moment's history, agent, metadata and state."""
-        turn = self._member_turn
+        turn = self.member_turn
         if turn is not None:
             return Checkpoint(turn.working.snapshot(), turn, self.committed.known, None)
-        values = {kind: freeze_mapping(self.values(kind), kind) for kind in self.pending}
-        token = Checkpoint(attrs.evolve(self.committed, **values), None, self.committed.known, _current_task())
+        snapshot = attrs.evolve(
+            self.committed,
+            metadata=freeze_mapping(self.values("metadata"), "metadata"),
+            state=freeze_mapping(self.values("state"), "state"),
+        )
+        token = Checkpoint(snapshot, None, self.committed.known, _current_task())
         if self._checkpoints is None:
             self._checkpoints = weakref.WeakSet()
         self._checkpoints.add(token)
@@ -325,8 +268,8 @@ class SessionContext:
     async def rollback_to(self, checkpoint: Checkpoint | int) -> None:
         """Go back to exactly the state that *checkpoint* was taken in, also when turns were pruned since.
 
-        Outside a turn this is a turn of its own. A length of `history` is taken too, as long as the history has only
-        grown at its end since it can have been taken.
+        Outside a turn this is a turn of its own. A length of `history` is taken too, as long as no message was pruned
+        or moved to the front since it can have been taken.
 
         Raises:
             SessionConflictError: Outside a turn, somebody else's turn has committed since.
@@ -344,7 +287,7 @@ class SessionContext:
         """Prune to whole turns. It runs by itself, with every message and commit, so there is nothing left to do."""
 
     def _refuse_stale(self, checkpoint: Checkpoint, working: Working) -> None:
-        if checkpoint.turn is not None and checkpoint.turn is not self._member_turn:
+        if checkpoint.turn is not None and checkpoint.turn is not self.member_turn:
             raise SessionConflictError(session_id=self.session_id, reason="the checkpoint is of a turn that has ended")
         if checkpoint.committed != working.base.known and checkpoint.committed.session_key:
             raise SessionConflictError(
@@ -356,7 +299,7 @@ class SessionContext:
             raise TypeError(f"rollback_to takes a checkpoint or a length of history, not {length!r}")
         if not 0 <= length <= len(working.history):
             raise ValueError(f"rollback_to: the history has {len(working.history)} messages, never {length}")
-        if self._reshaped or not working.only_grew:
+        if self._reshaped or not working.front_stays:
             raise ValueError(
                 f"session {shorten(self.session_id)}: messages were pruned or moved to the front since {length} can"
                 " have been the history's length; use a token of checkpoint()"
@@ -365,17 +308,18 @@ class SessionContext:
     # --- what the turn and the store do with it ---
 
     @property
-    def _member_turn(self) -> Turn | None:
+    def member_turn(self) -> Turn | None:
+        """The open turn of this conversation that the running code belongs to."""
         turn = self.turn_now
         return turn if turn is not None and turn in open_turns() else None
 
     @property
     def _working(self) -> Working | None:
-        turn = self._member_turn
+        turn = self.member_turn
         return None if turn is None else turn.working
 
-    def _own_turn(self) -> _OwnTurn:
-        return _OwnTurn(self)
+    def _own_turn(self) -> OwnTurn:
+        return OwnTurn(self)
 
     @property
     def known(self) -> Known | None:
@@ -389,7 +333,7 @@ class SessionContext:
             return working.values[kind]
         committed: Mapping[str, Any] = getattr(self.committed, kind)
         pending = self.pending[kind]
-        return merged(committed, pending) if pending else committed
+        return with_changes(committed, pending) if pending else committed
 
     def freeze_values(self, kind: Kind, values: Mapping[str, Any]) -> Any:
         """Frozen copies of *values*, or `SessionStateError`."""
@@ -402,7 +346,7 @@ class SessionContext:
         """Set or remove one key, in the turn the running code belongs to, or to wait for the next one."""
         working = self._working
         if working is None:
-            self.pending[kind][key] = value
+            self.pending[kind][key] = Change(value)
         elif value is REMOVED:
             del working.values[kind][key]
         else:
@@ -415,16 +359,26 @@ class SessionContext:
         for key, value in frozen.items():
             self.set_value(kind, key, value)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Take *snapshot* for the last commit, unless a newer one is known."""
+    def show(self, snapshot: Snapshot, *, front_stays: bool | None = None) -> None:
+        """Take *snapshot* for the last commit, unless a newer one is known.
+
+        *front_stays* says whether a length of the history means the same messages as before; None: see for yourself.
+        """
         before = self.committed
         if before.session_key == snapshot.session_key and snapshot.version <= before.version:
             return
-        if snapshot.start != before.start or snapshot.history.system_count != before.history.system_count:
-            self._reshaped = self._reshaped or bool(before.session_key)
+        if front_stays is None:
+            front_stays = not before.session_key or (
+                snapshot.start == before.start and snapshot.history.system_count == before.history.system_count
+            )
+        self._reshaped = self._reshaped or not front_stays
         self.new = None
         self.committed = snapshot
         self._window = None
+
+    def answer_with(self, fallback: Agent) -> None:
+        """Let *fallback* answer, and those it can hand over to, where no agent of the stored name is known."""
+        self._fallback = fallback
 
     def take_window(self) -> Window:
         """The committed messages, for one turn to go on from."""
@@ -435,12 +389,12 @@ class SessionContext:
         """Keep what a turn has left, which is what was committed, for the next turn."""
         self._window = window
 
-    def settle(self, applied: Mapping[Kind, Mapping[str, Any]]) -> None:
+    def settle(self, applied: Mapping[Kind, Mapping[str, Change]]) -> None:
         """Drop the waiting changes that a commit has made durable."""
         for kind, changes in applied.items():
             waiting = self.pending[kind]
-            for key, value in changes.items():
-                if waiting.get(key) is value:
+            for key, change in changes.items():
+                if waiting.get(key) is change:
                     del waiting[key]
 
     def follow(self, before: Known) -> None:
@@ -461,45 +415,10 @@ class SessionContext:
         return SessionDeletedError(session_id=self.session_id)
 
 
-class _OwnTurn:
-    """One operation: inside the running code's turn if it has one, else as a turn of its own."""
-
-    __slots__ = ("_session", "_turn")
-
-    def __init__(self, session: SessionContext) -> None:
-        self._session = session
-        self._turn: Turn | None = None
-
-    async def __aenter__(self) -> Working:
-        session = self._session
-        session.refuse_deleted()
-        await yield_once()
-        member = session._member_turn
-        if member is not None:
-            session.refuse_deleted()
-            return member.working
-        turn = Turn(session)
-        await turn.take()
-        self._turn = turn
-        return turn.working
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._turn is None:
-            return
-        if kind is not None:
-            await self._turn.drop()
-            return
-        before = self._session.committed.known
-        try:
-            await self._turn.commit()
-        finally:
-            self._session.follow(before)
-
-
-def _current_task() -> int | None:
+def _current_task() -> weakref.ref[asyncio.Task[Any]] | None:
+    # By reference and not by id, which another task may have once this one is gone.
     try:
-        return id(asyncio.current_task())
+        task = asyncio.current_task()
     except RuntimeError:
         return None
-
-
+    return None if task is None else weakref.ref(task)

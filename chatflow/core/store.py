@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
+from chatflow.core.finish import finish
 from chatflow.core.line import Line
 from chatflow.core.live import LiveSessions
 from chatflow.core.messages import Message
@@ -31,8 +32,9 @@ from chatflow.core.records import (
     SessionInfo,
     Snapshot,
     Ticket,
+    check_id,
 )
-from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext, check_id
+from chatflow.core.session import SessionContext
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
 
@@ -105,12 +107,9 @@ class BaseSessionStore(ABC):
         if not frozen:
             found = await self.load_session(key, None if live is None else live.known)
         if found is Seen.ABSENT:
-            found = await self.create_session(
-                key, NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
-            )
-        session = self._hand_out(key, found, live, default_agent)
-        session.fall_back_on(default_agent)
-        return session
+            new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
+            found = await finish(self.create_session(key, new))
+        return self._hand_out(key, found, live, default_agent)
 
     async def get(self, session_id: str) -> SessionContext | None:
         """The conversation *session_id* as the storage has it now, or None.
@@ -119,10 +118,10 @@ class BaseSessionStore(ABC):
             CorruptSessionError: The stored conversation can't be read.
         """
         key = self._key(session_id)
-        live = self._live.get(key)
+        live, handed_out = self._live.get(key), self._live.all_of(key)
         found = await self.load_session(key, None if live is None else live.known)
         if found is Seen.ABSENT:
-            self._forget(key)
+            self._forget(handed_out)
             return None
         return self._hand_out(key, found, live, None)
 
@@ -132,22 +131,27 @@ class BaseSessionStore(ABC):
         Whoever still uses it gets `SessionDeletedError`. Stored answers go; the ids of answered messages stay known
         until they expire, those of unfinished turns are forgotten.
         """
-        key = self._key(session_id)
+        return await finish(self._delete_one(self._key(session_id)))
+
+    async def _delete_one(self, key: Key) -> bool:
+        # Those handed out so far: one that is created anew under this id once the old one is gone is not meant.
+        handed_out = self._live.all_of(key)
         turns = await self.delete_session(key)
-        self._forget(key)
+        self._forget(handed_out)
         self.line.wake(turns or ())
         return turns is not None
 
     async def clear(self) -> None:
         """Remove all conversations, as `delete` does, a slice at a time. One created meanwhile may stay."""
+        handed_out = self._live.all_of_owner(self._owner)
         last: int | None = None
         while True:
-            last, turns = await self.delete_sessions(self._owner, last, _SLICE)
-            for session in self._live.remove_owner(self._owner):
-                session.mark_deleted()
+            last, turns = await finish(self.delete_sessions(self._owner, last, _SLICE))
             self.line.wake(turns)
             if last is None:
+                self._forget(handed_out)
                 return
+            await yield_once()  # where a cancellation can end it, which the slices hold off
 
     async def list_sessions(self, *, limit: int = 100, after: int | None = None) -> Page[SessionInfo]:
         """A page of conversations, newest commit first; *after* is the `next` of the page before."""
@@ -175,7 +179,7 @@ class BaseSessionStore(ABC):
 
     async def mark_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
         """Mark the id, durably. True only for the one call that marked it; False if it was marked already."""
-        return await self.mark_processed(self._scope(session_id), check_id(message_id, "message_id"))
+        return await finish(self.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
 
     async def purge_processed_messages(self) -> int:
         """Forget all expired message ids, at most 1,000 a transaction, and return how many they were.
@@ -184,10 +188,11 @@ class BaseSessionStore(ABC):
         """
         purged = 0
         while True:
-            count = await self.purge_processed(_SLICE)
+            count = await finish(self.purge_processed(_SLICE))
             purged += count
             if count < _SLICE:
                 return purged
+            await yield_once()  # as in clear()
 
     def set_agent_resolver(self, resolver: AgentResolver) -> None:
         """Let *resolver* give the live agent for a stored name, or None for a name it does not know."""
@@ -197,8 +202,8 @@ class BaseSessionStore(ABC):
 
     async def aclose(self) -> None:
         """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error."""
+        await yield_once()
         await self.close()
-        self.line.wake_all()
 
     async def __aenter__(self) -> Self:
         await yield_once()
@@ -212,7 +217,9 @@ class BaseSessionStore(ABC):
     def __del__(self) -> None:
         # A constructor that refused its arguments has left nothing to close.
         if self.__dict__.get("_live") is not None and self.abandon():
-            warnings.warn(f"{self!r} was never closed; use `async with` or `await store.aclose()`", ResourceWarning)
+            warnings.warn(
+                f"{self!r} was never closed; use `async with` or `await store.aclose()`", ResourceWarning, stacklevel=1
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -238,6 +245,12 @@ class BaseSessionStore(ABC):
     def _hand_out(
         self, key: Key, found: Snapshot | Seen, asked: SessionContext | None, fallback: Agent | None
     ) -> SessionContext:
+        session = self._session_of(key, found, asked)
+        if fallback is not None:
+            session.answer_with(fallback)
+        return session
+
+    def _session_of(self, key: Key, found: Snapshot | Seen, asked: SessionContext | None) -> SessionContext:
         if not isinstance(found, Snapshot):
             # Nothing newer than what the object that was alive when we asked has seen.
             assert asked is not None
@@ -248,12 +261,13 @@ class BaseSessionStore(ABC):
             return live
         if live is not None:
             live.mark_deleted()
-        session = SessionContext.of_store(self, key, found, fallback)
+        session = SessionContext.of_store(self, key, found)
         self._live.add(session)
         return session
 
-    def _forget(self, key: Key) -> None:
-        for session in self._live.remove(key):
+    def _forget(self, sessions: Iterable[SessionContext]) -> None:
+        for session in sessions:
+            self._live.remove(session)
             session.mark_deleted()
 
     # --- what a backend writes ---
@@ -337,7 +351,7 @@ class BaseSessionStore(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release the storage."""
+        """Release the storage, and wake all who wait in its line. The second time there is nothing to do."""
 
     @abstractmethod
     def abandon(self) -> bool:
@@ -350,4 +364,3 @@ def _check_limit(limit: object) -> int:
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     return limit
-

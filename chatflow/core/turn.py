@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
+from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.finish import finish
 from chatflow.core.history import History
@@ -17,7 +18,6 @@ from chatflow.core.records import (
     Answered,
     Claim,
     Commit,
-    Committed,
     Cycle,
     InProgress,
     Lost,
@@ -48,7 +48,7 @@ Kind = Literal["metadata", "state"]
 _LOOK_BEHIND_OTHERS: Final = 0.25
 """Seconds between looks at a queued row where another process has to go first: nobody there can wake us."""
 
-_LOOK_BEHIND_OWN: Final = 2.0
+_LOOK_BEHIND_OWN: Final = 5.0
 """Seconds between looks where a turn of this process has to go first, which will wake us."""
 
 _memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
@@ -63,17 +63,18 @@ class Working:
     """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
 
     def __init__(
-        self, base: Snapshot, window: Window, max_turns: int, pending: Mapping[Kind, Mapping[str, Any]]
+        self, base: Snapshot, window: Window, max_turns: int, pending: Mapping[Kind, Mapping[str, Change]]
     ) -> None:
         self.base = base
         self.max_turns = max_turns
         self.window = window
         self.agent_name = base.agent_name
         self.values: dict[Kind, dict[str, Any]] = {
-            "metadata": merged(base.metadata, pending["metadata"]),
-            "state": merged(base.state, pending["state"]),
+            "metadata": with_changes(base.metadata, pending["metadata"]),
+            "state": with_changes(base.state, pending["state"]),
         }
         self._restored = False
+        self._front = window.start
 
     @property
     def history(self) -> History:
@@ -98,6 +99,7 @@ class Working:
     def clear(self) -> None:
         """Remove all messages."""
         self.window = Window(self.window.end)
+        self._front = self.window.start
         self._restored = True
 
     def snapshot(self) -> Snapshot:
@@ -114,6 +116,7 @@ class Working:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to exactly *snapshot*."""
         self.window = Window.of(snapshot.history, snapshot.start)
+        self._front = self.window.start
         self.agent_name = snapshot.agent_name
         self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
         self._restored = True
@@ -128,10 +131,17 @@ class Working:
         self._restored = True
 
     @property
-    def only_grew(self) -> bool:
-        """Whether a length of the history that was taken when the turn began still means the same messages."""
+    def front_stays(self) -> bool:
+        """Whether the history begins as it did when the turn began: nothing was pruned, or moved before the others."""
         history, base = self.history, self.base.history
-        return history.system_count == base.system_count and history.grows_from(base, 0)
+        if not history:
+            return True
+        if not base:
+            return history.body_length == self.window.end - self._front
+        same_systems = history.system_count == base.system_count
+        if not same_systems or not history.body_length or not base.body_length:
+            return same_systems
+        return history[history.system_count] is base[base.system_count]
 
     def _continues(self, history: History) -> bool:
         """Whether *history* is the committed one, less whole turns at its front, plus what was added at its end."""
@@ -172,7 +182,9 @@ class Working:
             ),
             agent_name=self.agent_name if self.agent_name != base.agent_name else None,
             state=None if state is base.state else state,
-            metadata_set={key: value for key, value in metadata.items() if base.metadata.get(key, _ABSENT) is not value},
+            metadata_set={
+                key: value for key, value in metadata.items() if base.metadata.get(key, _ABSENT) is not value
+            },
             metadata_removed=tuple(key for key in base.metadata if key not in metadata),
             body_start=body_start,
             bodies=bodies,
@@ -183,6 +195,13 @@ class Working:
             claim=claim,
             response=response,
         )
+
+
+@attrs.frozen(eq=False)
+class Change:
+    """A change that waits for a turn. Another object each time, so that the same value set again is another change."""
+
+    value: Any
 
 
 class _Removed:
@@ -197,6 +216,11 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     """*values* with *changes* made to them, key by key."""
     result = {**values, **changes}
     return {key: value for key, value in result.items() if value is not REMOVED}
+
+
+def with_changes(values: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
+    """*values* with *changes* that wait made to them."""
+    return merged(values, {key: change.value for key, change in changes.items()})
 
 
 def _kept(before: FrozenDict, now: Mapping[str, Any]) -> FrozenDict:
@@ -217,7 +241,7 @@ class Turn:
         self.turn_id: int | None = None
         self._attempt = 0
         self._agent_name = agent_name
-        self._pending: dict[Kind, dict[str, Any]] = {}
+        self._pending: dict[Kind, dict[str, Change]] = {}
         self._working: Working | None = None
 
     @property
@@ -356,11 +380,12 @@ class Turn:
         assert self.turn_id is not None
         session, working = self.session, self.working
         self._end()
+        front_stays = working.front_stays
         commit = working.commit(self.turn_id, self._attempt, self.claim, self.response)
         try:
             session.refuse_deleted()
             if commit.changes_session or commit.claim is not None:
-                await finish(self._write(commit))
+                await finish(self._write(commit, front_stays=front_stays))
             else:
                 session.keep_window(working.window)
                 await self._leave()
@@ -369,7 +394,7 @@ class Turn:
                 await self._leave()
             raise
 
-    async def _write(self, commit: Commit) -> None:
+    async def _write(self, commit: Commit, *, front_stays: bool) -> None:
         session = self.session
         outcome = await session.store.commit_turn(commit, session.key)
         self.turn_id = None
@@ -377,7 +402,8 @@ class Turn:
             raise session.mark_deleted()
         if outcome is Lost.TURN:
             raise SessionConflictError(session_id=session.session_id, reason="this turn was no longer the running one")
-        session.show(attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata))
+        snapshot = attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata)
+        session.show(snapshot, front_stays=front_stays)
         session.keep_window(self.working.window)
         session.settle(self._pending)
         session.store.line.ended(commit.turn_id, outcome.next_turn)
@@ -417,7 +443,7 @@ async def give_back(store: BaseSessionStore) -> None:
 
 
 class TurnScope:
-    """`async with session.turn():`"""
+    """``async with session.turn():``, entered once."""
 
     def __init__(self, session: SessionContext) -> None:
         self._session = session
@@ -438,3 +464,37 @@ class TurnScope:
         else:
             await self._turn.drop()
 
+
+class OwnTurn:
+    """One operation: inside the running code's turn if it has one, else as a turn of its own."""
+
+    __slots__ = ("_session", "_turn")
+
+    def __init__(self, session: SessionContext) -> None:
+        self._session = session
+        self._turn: Turn | None = None
+
+    async def __aenter__(self) -> Working:
+        session = self._session
+        session.refuse_deleted()
+        await yield_once()
+        member = session.member_turn
+        if member is not None:
+            session.refuse_deleted()
+            return member.working
+        turn = Turn(session)
+        await turn.take()
+        self._turn = turn
+        return turn.working
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._turn is None:
+            return
+        if kind is not None:
+            await self._turn.drop()
+            return
+        before = self._session.committed.known
+        try:
+            await self._turn.commit()
+        finally:
+            self._session.follow(before)

@@ -72,17 +72,18 @@ class FrozenList(list[Any]):
 EMPTY: Final = FrozenDict()
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """A copy of a frozen value that its owner may change."""
-    if isinstance(value, FrozenDict):
-        return {key: thaw(item) for key, item in value.items()}
-    if isinstance(value, FrozenList):
-        return [thaw(item) for item in value]
-    if type(value) is tuple:
-        return tuple(thaw(item) for item in value)
-    if type(value) is frozenset:
-        return set(value)
-    return value
+    thawer = _THAWERS.get(type(value))
+    return value if thawer is None else thawer(value)
+
+
+_THAWERS: Final[dict[type, Callable[[Any], Any]]] = {
+    FrozenDict: lambda value: {key: thaw(item) for key, item in value.items()},
+    FrozenList: lambda value: [thaw(item) for item in value],
+    tuple: lambda value: tuple(thaw(item) for item in value),
+    frozenset: set,
+}
 
 
 def freeze(value: Any, path: str = "") -> Any:
@@ -135,11 +136,11 @@ def _step(path: str, key: object) -> str:
         return f"{path}[{type(key).__name__}]"
 
 
-def _freeze(value: Any, path: str, depth: int) -> Any:
-    kind: type[Any] = type(value)
+def _freeze(value: object, path: str, depth: int) -> Any:
+    kind = type(value)
     if kind is str or value is None or kind is bool or kind is int:
         return value
-    if kind is float:
+    if kind is float and isinstance(value, float):
         return math.nan if math.isnan(value) else value  # always the same one, as from a file: equal by identity
     if depth >= MAX_DEPTH:
         reason = f"nested deeper than {MAX_DEPTH} levels, or in itself"
@@ -274,7 +275,7 @@ _SUBCLASSES: Final[tuple[tuple[type | tuple[type, ...], _Handler], ...]] = (
 )
 
 _freeze_attrs = _plain_form(
-    lambda value: {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
+    lambda value: {field.name: getattr(value, field.name) for field in attrs.fields(value.__class__)}
 )
 _freeze_dataclass = _plain_form(
     lambda value: {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

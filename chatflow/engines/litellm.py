@@ -141,8 +141,8 @@ class LiteLLMEngine:
             "model": litellm_name(model),
             "messages": to_litellm_messages(request.messages, model),
             "timeout": self._timeout,
-            "max_retries": 0,
-            "num_retries": 0,
+            "max_retries": 0,  # of the provider's client
+            "num_retries": 0,  # of litellm, before its global setting
         }
         tools = to_litellm_tools(request.tools)
         if not tools and provider_of(model) in {"anthropic", "bedrock", "vertex_ai"}:

@@ -237,7 +237,8 @@ def _given(fields: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 
 def _is_blank(value: Any) -> bool:
-    return value in (None, "", [], {}) or (isinstance(value, dict) and {*map(type, value.values())} == {type(None)})
+    values = cast("dict[str, Any]", value).values() if isinstance(value, dict) else [value or None]
+    return all(each is None for each in values)
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,22 +4,27 @@ A file has two worker threads, one that writes and one that reads; an operation 
 are committed together: each in a savepoint of its own, one fsync for all. A database in memory has no thread: its
 operations run where they are awaited, which takes microseconds.
 
-Of `aiosqlite` this uses the connection's thread and queue. SQLite is named here and nowhere else.
+Of `aiosqlite` this uses the connection's thread and queue. Both are named here and nowhere else, which makes this the
+longest module.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import sqlite3
 import stat
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import aiosqlite
+import anyio
 import attrs
 from anyio.lowlevel import checkpoint as yield_once
 
@@ -35,7 +40,10 @@ Operation: TypeAlias = Callable[[Connection], _T]
 Prepare: TypeAlias = Callable[[Connection, "Database"], None]
 
 BUSY_SECONDS: Final = 10.0
-"""How long a write waits, on its thread, for another program that holds the file."""
+"""How long an operation waits for another program that holds the database; on the thread, where it has one."""
+
+_LOOK_AGAIN: Final = 0.01
+"""Seconds between looks at a database in memory that another connection holds."""
 
 _GROUP: Final = 64
 """Writes committed together at most; more would delay the first one for the last one's sake."""
@@ -45,7 +53,6 @@ _DELIVERED_AT_ONCE: Final = 16
 
 CONNECTION_PRAGMAS: Final = (
     ("foreign_keys", "ON", "deleting a conversation deletes its messages and turns"),
-    ("busy_timeout", f"{int(BUSY_SECONDS * 1000)}", "another process's write is waited for, on the thread"),
     ("trusted_schema", "OFF", "a file from elsewhere runs no functions of its own"),
     ("temp_store", "MEMORY", "sorting writes no files"),
 )
@@ -56,7 +63,14 @@ FILE_PRAGMAS: Final = (
 )
 
 _living: dict[str, Database] = {}
-_living_lock = threading.Lock()
+_closing: dict[str, Database] = {}
+"""Those that have not yet let go of their place; the next one there waits for it."""
+
+_inherited: list[Database] = []
+"""What the parent of a forked process had open. Kept, since to close it here could spoil the file for the parent."""
+
+# Entered again by a store that the garbage collector finds in the middle of it.
+_living_lock = threading.RLock()
 
 
 @attrs.define(eq=False)
@@ -76,9 +90,13 @@ class Database(ABC):
         self.location = location
         self.holder = new_holder()
         self.line = Line()
+        self.file: tuple[int, int] | None = None
+        self.predecessor: Database | None = None
+        """What has been closed at the same place, and may not yet have let go of it."""
+        self.let_go = threading.Event()
+        self.users = 0
         self._prepare = prepare
         self._pid = os.getpid()
-        self._users = 0
         self._closed = False
 
     @abstractmethod
@@ -104,28 +122,42 @@ class Database(ABC):
     def abandon(self) -> None:
         """Release everything without waiting."""
 
-    def _refuse_use(self) -> None:
-        if self._closed:
-            raise StoreClosedError(store=self.location.name)
-        if os.getpid() != self._pid:
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return os.getpid() != self._pid
+
+    def _refuse_inherited(self) -> None:
+        # Before any lock is taken: a thread that the child has not got may hold it for ever.
+        if self.is_inherited:
             raise StoreClosedError(
                 store=self.location.name, reason="it was opened before this process was forked from its parent"
             )
 
-    def _open(self) -> Connection:
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosedError(store=self.location.name)
+
+    def _refuse_second_name(self) -> None:  # noqa: B027  # a database in memory has one name
+        pass
+
+    def _open(self, *, busy_seconds: float) -> Connection:
+        connection = sqlite3.connect(
+            self.location.target,
+            uri=self.location.is_uri,
+            timeout=busy_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        for name, value, _ in CONNECTION_PRAGMAS:
+            connection.execute(f"PRAGMA {name}={value}")
+        return connection
+
+    def _open_prepared(self, *, busy_seconds: float) -> Connection:
+        connection = self._open(busy_seconds=busy_seconds)
         try:
-            connection = sqlite3.connect(
-                self.location.target,
-                uri=self.location.is_uri,
-                timeout=BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-        except sqlite3.Error as error:
-            raise translate(error, self.location.name) from error
-        try:
-            for name, value, _ in CONNECTION_PRAGMAS:
-                connection.execute(f"PRAGMA {name}={value}")
+            self._refuse_second_name()
+            self._prepare(connection, self)
         except BaseException:
             connection.close()
             raise
@@ -137,25 +169,49 @@ def open_database(location: Location, prepare: Prepare) -> Database:
     kind = FileDatabase if location.path is not None else MemoryDatabase
     if location.identity is None:
         database: Database = kind(location, prepare)
-    else:
-        # A child of fork() may not touch what its parent opened, and opens its own.
-        key = f"{os.getpid()}/{location.identity}"
-        with _living_lock:
-            found = _living.get(key)
-            database = _living[key] = found if found is not None else kind(location, prepare)
-    database._users += 1
+        database.users = 1
+        return database
+    with _living_lock:
+        found = _living.get(location.identity)
+        if found is not None:
+            found.users += 1
+            return found
+        database = _living[location.identity] = kind(location, prepare)
+        database.predecessor = _closing.get(location.identity)
+        database.users = 1
     return database
 
 
 def release_database(database: Database) -> bool:
     """Give *database* back. True if nobody else uses it, and the caller is to close it."""
+    if database.is_inherited:
+        return False
     with _living_lock:
-        database._users -= 1
-        if database._users:
+        database.users -= 1
+        if database.users:
             return False
-        for key in [key for key, value in _living.items() if value is database]:
-            del _living[key]
+        identity = database.location.identity
+        if identity is not None:
+            _closing[identity] = _living.pop(identity)
     return True
+
+
+def _has_let_go(database: Database) -> None:
+    with _living_lock:
+        for identity in [identity for identity, each in _closing.items() if each is database]:
+            del _closing[identity]
+    database.let_go.set()
+
+
+def _forget_the_parents() -> None:
+    global _living_lock  # noqa: PLW0603  # a thread that this process has not got may hold the old one
+    _living_lock = threading.RLock()
+    _inherited.extend((*_living.values(), *_closing.values()))
+    _living.clear()
+    _closing.clear()
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 def living_holders() -> set[str]:
@@ -166,26 +222,32 @@ def living_holders() -> set[str]:
 
 def is_busy(error: BaseException) -> bool:
     """Whether somebody else holds the database right now."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    return isinstance(error, sqlite3.Error) and _primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    # Errors that the module raises by itself, such as the use of a closed connection, have no code.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & 0xFF
+
+
+_ADVICE: Final[dict[int, str]] = {
+    sqlite3.SQLITE_FULL: "make room on the disk and try again",
+    sqlite3.SQLITE_IOERR: "look at the disk and its file system, then try again",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable",
+    sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
+    sqlite3.SQLITE_CORRUPT: "restore a backup, or salvage it with SQLite's .recover",
+}
 
 
 def translate(error: sqlite3.Error, name: str) -> StoreError:
     """The driver's error in our words."""
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF
     if is_busy(error):
         return StoreBusyError(store=name, waited_seconds=BUSY_SECONDS)
-    if primary == sqlite3.SQLITE_NOTADB:
+    code = _primary_code(error)
+    if code == sqlite3.SQLITE_NOTADB:
         return StoreFormatError(store=name, reason="it is not an SQLite database")
-    advice = {
-        sqlite3.SQLITE_FULL: "make room on the disk and try again",
-        sqlite3.SQLITE_IOERR: "look at the disk and its file system, then try again",
-        sqlite3.SQLITE_READONLY: "make the file and its folder writable",
-        sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
-        sqlite3.SQLITE_CORRUPT: "restore a backup, or salvage it with SQLite's .recover",
-    }.get(primary, "nothing was written")
-    return StoreError(f"store {name!r}: {error}; {advice}", store=name)
+    return StoreError(f"store {name!r}: {error}; {_ADVICE.get(code, 'nothing was written')}", store=name)
 
 
 class MemoryDatabase(Database):
@@ -198,26 +260,38 @@ class MemoryDatabase(Database):
 
     async def write(self, operation: Operation[_T], *, durable: bool) -> _T:
         """Run *operation*; memory has nothing to flush."""
-        await yield_once()
-        return self.run_on_loop(operation)
+        return await self._when_free(operation)
 
     async def read(self, operation: Operation[_T]) -> _T:
         """Run *operation*."""
-        await yield_once()
-        return self.run_on_loop(operation)
+        return await self._when_free(operation)
 
-    def run_on_loop(self, operation: Operation[_T]) -> _T:
-        """The one place that calls SQLite on an event loop: in memory it waits for no disk."""
-        with self._lock:
-            self._refuse_use()
+    async def _when_free(self, operation: Operation[_T]) -> _T:
+        """Another connection of the program may hold a shared database: it is waited for, and not on the loop."""
+        await yield_once()
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
             try:
-                if self._connection is None:
-                    connection = self._open()
-                    self._prepare(connection, self)
-                    self._connection = connection
-                return _in_transaction(self._connection, operation)
-            except sqlite3.Error as error:
-                raise translate(error, self.location.name) from error
+                return self.run_on_loop(partial(self._run, operation))
+            except StoreBusyError:
+                if time.monotonic() > deadline:
+                    raise
+            await anyio.sleep(_LOOK_AGAIN)
+
+    def run_on_loop(self, call: Callable[[], _T]) -> _T:
+        """The one place that calls SQLite on an event loop: in memory it waits for no disk."""
+        self._refuse_inherited()
+        with self._lock:
+            return call()
+
+    def _run(self, operation: Operation[_T]) -> _T:
+        self._refuse_closed()
+        try:
+            if self._connection is None:
+                self._connection = self._open_prepared(busy_seconds=0)
+            return _in_transaction(self._connection, operation)
+        except sqlite3.Error as error:
+            raise translate(error, self.location.name) from error
 
     async def close(self) -> None:
         """Close the connection; what a shared one held goes with the last one."""
@@ -226,11 +300,14 @@ class MemoryDatabase(Database):
 
     def abandon(self) -> None:
         """Close the connection."""
-        with self._lock:
-            self._closed = True
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        self.run_on_loop(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        _has_let_go(self)
 
 
 def _in_transaction(connection: Connection, operation: Operation[_T], begin: str = "BEGIN IMMEDIATE") -> _T:
@@ -258,17 +335,21 @@ class _Worker(aiosqlite.Connection):
         self._thread.daemon = True
         self._thread.name = name
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it has ever had something to do."""
+        return self._thread.ident is not None
+
     def post(self, function: Callable[[], object]) -> None:
         """Run *function* on the thread, after all that was posted before."""
-        if self._thread.ident is None:
+        if not self.is_started:
             self._thread.start()
-        self._tx.put_nowait((None, function))
+        self._tx.put_nowait((None, function))  # pyright: ignore[reportUnknownMemberType]  # aiosqlite names no type
 
     def end(self) -> None:
         """Let the thread end after what is posted."""
-        if self._thread.ident is not None:
-            self._running = False
-            self.stop()
+        # Called on the thread itself, where no loop runs, stop() makes no future for a loop that may be closed by then.
+        self.post(self.stop)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # as above
 
 
 def _no_connector() -> Connection:
@@ -280,7 +361,8 @@ class FileDatabase(Database):
 
     def __init__(self, location: Location, prepare: Prepare) -> None:
         super().__init__(location, prepare)
-        self._lock = threading.Lock()
+        # Entered again by `abandon`, when the garbage collector runs in the middle of it.
+        self._lock = threading.RLock()
         self._waiting: deque[_Write[Any]] = deque()
         self._draining = False
         self._opened = False
@@ -296,9 +378,10 @@ class FileDatabase(Database):
     async def write(self, operation: Operation[_T], *, durable: bool) -> _T:
         """Queue *operation* for the writing thread's next group."""
         loop = asyncio.get_running_loop()
-        write = _Write(operation, durable, loop, loop.create_future())
+        write: _Write[_T] = _Write(operation, durable, loop, loop.create_future())
+        self._refuse_inherited()
         with self._lock:
-            self._refuse_use()
+            self._refuse_closed()
             self._waiting.append(write)
             if not self._draining:
                 self._draining = True
@@ -310,55 +393,56 @@ class FileDatabase(Database):
         if not self._opened:
             await self.write(_nothing, durable=False)
         loop = asyncio.get_running_loop()
-        read = _Write(operation, False, loop, loop.create_future())
+        read: _Write[_T] = _Write(operation, False, loop, loop.create_future())
+        self._refuse_inherited()
         with self._lock:
-            self._refuse_use()
-            self._reader.post(lambda: self._run_read(read))
+            self._refuse_closed()
+            self._reader.post(partial(self._run_read, read))
         return await read.future
 
     async def close(self) -> None:
-        """Let both threads finish what is queued, close their connections, and end them."""
+        """Let both threads finish what is queued, close their connections, and end them, whoever waits for it."""
         loop = asyncio.get_running_loop()
-        ended = [_Write(_nothing, False, loop, loop.create_future()) for _ in range(2)]
-        with self._lock:
-            if self._closed or os.getpid() != self._pid:
-                return
-            self._closed = True
-            self._reader.post(lambda: self._close_reader(ended[0]))
-            self._writer.post(lambda: self._close_writer(ended[1]))
-        for each in ended:
-            await each.future
-        self._reader.end()
-        self._writer.end()
+        ended = _Write(_nothing, False, loop, loop.create_future())
+        self._end([ended])
+        await ended.future
 
     def abandon(self) -> None:
         """Close without waiting; the threads end by themselves."""
+        self._end([])
+
+    def _end(self, ended: list[_Write[None]]) -> None:
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
-                return
             self._closed = True
-            self._reader.post(self._close_reader)
-            self._writer.post(self._close_writer)
-        self._reader.end()
-        self._writer.end()
+            # The writing connection goes last, since the last one to go writes the log into the file.
+            if self._reader.is_started:
+                self._reader.post(partial(self._close_reader, ended))
+                self._reader.end()
+            elif self._writer.is_started:
+                self._writer.post(partial(self._close_writer, ended))
+                self._writer.end()
+            else:
+                _has_let_go(self)
+                _deliver(ended)
 
     # --- on the reading thread ---
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
             if self._read_connection is None:
-                self._read_connection = self._open()
+                self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)
         _deliver([read])
 
-    def _close_reader(self, ended: _Write[Any] | None = None) -> None:
+    def _close_reader(self, ended: list[_Write[None]]) -> None:
         if self._read_connection is not None:
             self._read_connection.close()
             self._read_connection = None
-        _deliver([ended] if ended is not None else [])
+        self._writer.post(partial(self._close_writer, ended))
+        self._writer.end()
 
     # --- on the writing thread ---
 
@@ -443,17 +527,30 @@ class FileDatabase(Database):
 
     def _writing_connection(self) -> Connection:
         if self._write_connection is None:
+            if self.predecessor is not None:
+                self.predecessor.let_go.wait()
+                self.predecessor = None
             self._check_path()
-            connection = self._open()
-            try:
-                self._prepare(connection, self)
-            except BaseException:
-                connection.close()
-                raise
+            self._write_connection = self._open_prepared(busy_seconds=BUSY_SECONDS)
             self._synchronous = ""
-            self._write_connection = connection
             self._opened = True
         return self._write_connection
+
+    def _refuse_second_name(self) -> None:
+        """Two writing connections of one process on one file can damage its WAL (before SQLite 3.51.3)."""
+        path, name = self.location.path, self.location.name
+        assert path is not None
+        status = path.stat()
+        file = (status.st_dev, status.st_ino)
+        with _living_lock:
+            others = [each for each in _living.values() if each is not self and each.file == file]
+            if not others:
+                self.file = file
+        if others:
+            raise StoreError(
+                f"store {name!r} is open in this process as {others[0].location.name!r}; use one name for one file",
+                store=name,
+            )
 
     def _check_path(self) -> None:
         path, name = self.location.path, self.location.name
@@ -462,12 +559,16 @@ class FileDatabase(Database):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise StoreError(f"store {name!r} is a folder; name a file in it", store=name)
-            if path.exists() and not path.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
-                raise StoreError(f"store {name!r} is read-only; make the file writable", store=name)
+            status = path.stat() if path.exists() else None
         except OSError as error:
             raise StoreError(f"store {name!r} can't be reached: {error}", store=name) from error
+        if status is not None and not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+            raise StoreError(f"store {name!r} is read-only; make the file writable", store=name)
+        if status is not None and status.st_size == 1:
+            # SQLite takes a file of one byte for an empty one, and would write over it.
+            raise StoreFormatError(store=name, reason="it is not an SQLite database")
 
-    def _close_writer(self, ended: _Write[Any] | None = None) -> None:
+    def _close_writer(self, ended: list[_Write[None]]) -> None:
         self._drain()
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
@@ -478,13 +579,18 @@ class FileDatabase(Database):
                 # A full disk or a foreign lock: whoever opens the file next removes them, as after a kill.
                 pass
             connection.close()
-        _deliver([ended] if ended is not None else [])
+        _has_let_go(self)
+        _deliver(ended)
 
     def _explain(self, error: BaseException | None) -> BaseException | None:
         if isinstance(error, sqlite3.Error):
             ours = translate(error, self.location.name)
             ours.__cause__ = error
             return ours
+        if isinstance(error, StoreError):
+            # An error each: raised in several tasks, one would gather the traceback of all.
+            cause, error = error.__cause__, copy.copy(error)
+            error.__cause__ = cause
         return error
 
 
@@ -501,7 +607,7 @@ def _nothing(_connection: Connection) -> None:
 
 
 def _run_each(connection: Connection, group: list[_Write[Any]]) -> _Write[Any] | None:
-    """Run each write in a savepoint of its own. Returns the one whose error has undone the whole transaction, or None."""
+    """Run each write in a savepoint. Returns the one whose error has undone the whole transaction, or None."""
     for write in group:
         connection.execute("SAVEPOINT one")
         try:
@@ -539,5 +645,3 @@ def _settle(loop: asyncio.AbstractEventLoop, writes: deque[_Write[Any]]) -> None
             write.future.set_exception(write.error)
     if writes:
         loop.call_soon(_settle, loop, writes)
-
-

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def new_holder() -> str:
     """A name for one database object of this process, unlike any other."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}/{uuid.uuid4().hex}"
+    return f"{_this_process}/{uuid.uuid4().hex}"
 
 
 def is_gone(holder: str, living: set[str]) -> bool:
@@ -52,3 +52,14 @@ def _started(pid: int) -> str:
         return ""
     # The second field is the command's name in parentheses, which may hold spaces; starttime is field 22.
     return stat.rpartition(")")[2].split()[19]
+
+
+def _look_at_this_process() -> None:
+    global _this_process  # noqa: PLW0603  # a child of fork() is another process
+    _this_process = f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+# At import and not with the first store: it reads a file, and a store may be made on an event loop.
+_this_process = ""
+_look_at_this_process()
+os.register_at_fork(after_in_child=_look_at_this_process)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import attrs
 
@@ -13,8 +13,8 @@ import attrs
 class Location:
     """Where a database is.
 
-    *target* is what SQLite opens, as a URI where *is_uri*. *identity* is the same for every spelling of one database
-    that this process can share, and None for a private one. *path* is the file, and None in memory.
+    *target* is what SQLite opens, as a URI where *is_uri*. *identity* is the same for all stores that share one
+    database, and None for a private one. *path* is the file, and None in memory.
     """
 
     target: str
@@ -29,7 +29,7 @@ def locate(db_path: str | os.PathLike[str]) -> Location:
 
     Raises:
         TypeError: Neither text nor a path.
-        ValueError: Empty, or with a NUL.
+        ValueError: Empty, with a NUL, or on another host.
     """
     if not isinstance(db_path, str | os.PathLike):
         raise TypeError(f"db_path must be a string or a path, not {type(db_path).__name__}")
@@ -42,19 +42,35 @@ def locate(db_path: str | os.PathLike[str]) -> Location:
         return Location(":memory:", is_uri=False, identity=None, path=None, name=name)
     if isinstance(db_path, str) and name.startswith("file:"):
         return _locate_uri(name)
-    # Absolute, so that no name can be taken for an address, and a later chdir() changes nothing.
-    path = Path(os.path.abspath(name))  # noqa: PTH100  # Path.resolve would follow links, which SQLite does itself
-    return Location(str(path), is_uri=False, identity=os.path.realpath(path), path=path, name=name)
+    # Absolute, so that no name can be taken for an address, and a later chdir() changes nothing. Links are not
+    # followed: that would ask the disk.
+    path = Path(os.path.normpath(Path(name).absolute()))
+    return Location(str(path), is_uri=False, identity=str(path), path=path, name=name)
 
 
 def _locate_uri(uri: str) -> Location:
-    parts = urlsplit(uri)
-    path = unquote(parts.path)
-    options = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    # Taken apart as SQLite does it: a URL's parser drops line ends, and reads a plus as a space.
+    address, _, query = uri.removeprefix("file:").partition("#")[0].partition("?")
+    if address.startswith("//"):
+        host, slash, rest = address[2:].partition("/")
+        if host not in {"", "localhost"}:
+            raise ValueError(f"db_path names a file on another host: {uri!r}")
+        address = slash + rest
+    path = unquote(address, errors="surrogateescape")
+    if "\0" in path:
+        raise ValueError(f"db_path must be a file's name, not {uri!r}")
+    options: dict[str, str] = {}
+    for option in query.split("&"):
+        name, _, value = option.partition("=")
+        options[unquote(name)] = unquote(value)
     if options.get("vfs") == "memdb":
-        shared = path.startswith("/")
-        return Location(uri, is_uri=True, identity=f"memdb:{path}" if shared else None, path=None, name=uri)
+        identity = f"memdb:{path}" if path.startswith("/") else None
+        return Location(uri, is_uri=True, identity=identity, path=None, name=uri)
     if path == ":memory:" or options.get("mode") == "memory":
-        shared = options.get("cache") == "shared"
-        return Location(uri, is_uri=True, identity=f"memory:{path}" if shared else None, path=None, name=uri)
-    return Location(uri, is_uri=True, identity=os.path.realpath(path), path=Path(path), name=uri)
+        identity = f"memory:{path}" if path and options.get("cache") == "shared" else None
+        return Location(uri, is_uri=True, identity=identity, path=None, name=uri)
+    if not path:
+        raise ValueError(f"db_path must name a file, not {uri!r}")
+    file = Path(os.path.normpath(Path(path).absolute()))
+    target = f"file:{quote(str(file), errors='surrogateescape')}" + (f"?{query}" if query else "")
+    return Location(target, is_uri=True, identity=str(file), path=file, name=uri)

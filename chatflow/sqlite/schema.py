@@ -131,10 +131,11 @@ def _version(connection: Connection, name: str) -> int:
     tables = {row[0] for row in connection.execute(_TABLES)}
     if "chatflow_meta" in tables:
         row = connection.execute(_READ_VERSION).fetchone()
-        version = int(row[0]) if row is not None and row[0].isdigit() else 0
+        version = int(row[0]) if row is not None and str(row[0]).isdecimal() else 0
         if not 1 <= version <= len(MIGRATIONS):
             raise StoreFormatError(
-                store=name, reason=f"its format is {version}, and this version of chatflow reads up to {len(MIGRATIONS)}"
+                store=name,
+                reason=f"its format is {version}, and this version of chatflow reads up to {len(MIGRATIONS)}",
             )
         return version
     if "chatflow_sessions" in tables:

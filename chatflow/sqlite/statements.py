@@ -157,7 +157,7 @@ WAITS_FOR: Final[LiteralString] = """
     )
     SELECT turn_id FROM awaited
 """
-"""All turns that one queued now would wait for: those in its line, what they asked for inside, and who is before that."""
+"""All turns that one queued now would wait for: its line, what those asked for inside, and who is before that."""
 
 # --- message ids ---
 

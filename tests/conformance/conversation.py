@@ -84,3 +84,9 @@ async def stored(store: BaseSessionStore, session_id: str) -> dict[str, Any] | N
 async def outside(operation: Coroutine[Any, Any, _T]) -> _T:
     """Await *operation* as code that belongs to no turn."""
     return await asyncio.create_task(operation, context=contextvars.Context())
+
+
+async def queued(store: BaseSessionStore, turns: int) -> None:
+    """Let the loop run until so many turns wait for their places in this process."""
+    while len(store.line._waiters) < turns:
+        await asyncio.sleep(0)

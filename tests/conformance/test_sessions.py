@@ -15,7 +15,7 @@ from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import StoreClosedError
 from tests.conformance.conftest import OpenStore, Restart
-from tests.conformance.conversation import BILLING, SUPPORT, outside, say, stored, texts, user
+from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, say, stored, texts, user
 
 ODD_IDS = {
     "quotes": "'; DROP TABLE chatflow_sessions; --\"`",
@@ -449,15 +449,15 @@ async def test_closed_during_turn(store: BaseSessionStore) -> None:
 async def test_closed_under_waiter(store: BaseSessionStore) -> None:
     """A turn that waits for its place is refused when the store is closed."""
     session = await store.get_or_create("s", SUPPORT)
-    waiter = asyncio.ensure_future(asyncio.sleep(0))
+    waiting: list[asyncio.Task[None]] = []
     with pytest.raises(StoreClosedError):
         async with session.turn():
-            waiter = asyncio.create_task(outside(session.add_message(user("hello"))))
-            await store.messages("s")
-            await store.messages("s")
+            waiting.append(asyncio.create_task(outside(session.add_message(user("later")))))
+            await session.add_message(user("hello"))
+            await queued(store, 1)
             await store.aclose()
     with pytest.raises(StoreClosedError):
-        await waiter
+        await waiting[0]
 
 
 async def test_closing_twice(store: BaseSessionStore) -> None:

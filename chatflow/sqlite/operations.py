@@ -1,0 +1,423 @@
+"""Operations: each is one function of a connection, run whole in one transaction, and reads from top to bottom."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from chatflow.core.codec import (
+    message_from_json,
+    message_to_json,
+    response_from_json,
+    values_from_json,
+    values_to_json,
+)
+from chatflow.core.history import History
+from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.records import (
+    Answered,
+    Commit,
+    Committed,
+    Cycle,
+    InProgress,
+    Key,
+    Known,
+    Lost,
+    NewSession,
+    Page,
+    Place,
+    Seen,
+    SessionInfo,
+    Snapshot,
+    Ticket,
+    system_place,
+)
+from chatflow.core.values import FrozenDict
+from chatflow.exceptions import CorruptSessionError, SessionFormatError
+from chatflow.sqlite import statements
+from chatflow.sqlite.database import Connection
+
+_PURGED_WITH_EACH_MARK: Final = 10
+"""Expired ids that a mark removes: more than it adds, so that none pile up."""
+
+
+def load(key: Key, known: Known | None, connection: Connection) -> Snapshot | Seen:
+    """The conversation with its messages, unless it is as *known*."""
+    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
+    if row is None:
+        return Seen.ABSENT
+    session_key, version, agent_name, metadata_json, state_json, max_turns = row
+    if known == Known(session_key, version):
+        return Seen.UNCHANGED
+    history, start, system_start = _load_history(key, session_key, connection)
+    where = f"chatflow_sessions, session_key {session_key}"
+    return Snapshot(
+        session_key=session_key,
+        version=version,
+        agent_name=agent_name,
+        metadata=_values(key, f"{where}, metadata_json", metadata_json),
+        state=_values(key, f"{where}, state_json", state_json),
+        max_turns=max_turns,
+        history=history,
+        start=start,
+        system_start=system_start,
+    )
+
+
+def _values(key: Key, row: str, text: str) -> FrozenDict:
+    try:
+        return values_from_json(text)
+    except SessionFormatError as error:
+        raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
+
+
+def _message(key: Key, session_key: int, place: int, text: str) -> Message:
+    try:
+        return message_from_json(text)
+    except SessionFormatError as error:
+        row = f"chatflow_messages, session_key {session_key}, place {place}"
+        raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
+
+
+def _load_history(key: Key, session_key: int, connection: Connection) -> tuple[History, int, int]:
+    systems: list[Message] = []
+    body: list[Message] = []
+    start = system_start = 0
+    for place, text in connection.execute(statements.LOAD_MESSAGES, {"session_key": session_key}):
+        message = _message(key, session_key, place, text)
+        if place < 0:
+            system_start = system_start if systems else place - system_place(0)
+            systems.append(message)
+        else:
+            start = start if body else place
+            body.append(message)
+        expected = system_place(system_start) + len(systems) if place < 0 else start + len(body)
+        if place + 1 != expected:
+            row = f"chatflow_messages, session_key {session_key}, place {expected - 1}"
+            raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
+    return History(systems, len(systems), body, 0, len(body)), start, system_start
+
+
+def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snapshot:
+    """Create the conversation, or merge *new*'s metadata into the one that is there."""
+    created = connection.execute(
+        statements.CREATE_SESSION,
+        {
+            "owner": key.owner,
+            "session_id": key.session_id,
+            "active_agent_name": new.agent_name,
+            "metadata_json": values_to_json(new.metadata),
+            "max_turns": new.max_turns,
+            "now": now,
+        },
+    ).rowcount
+    snapshot = load(key, None, connection)
+    assert isinstance(snapshot, Snapshot)
+    if created or not new.metadata:
+        return snapshot
+    metadata = FrozenDict({**snapshot.metadata, **new.metadata})
+    version = _update(connection, snapshot.session_key, now, metadata=metadata)
+    return attrs.evolve(snapshot, version=version, metadata=metadata)
+
+
+def _update(
+    connection: Connection,
+    session_key: int,
+    now: str,
+    *,
+    metadata: FrozenDict | None = None,
+    agent_name: str | None = None,
+    state_json: str | None = None,
+) -> int:
+    row = connection.execute(
+        statements.UPDATE_SESSION,
+        {
+            "session_key": session_key,
+            "active_agent_name": agent_name,
+            "metadata_json": None if metadata is None else values_to_json(metadata),
+            "state_json": state_json,
+            "now": now,
+        },
+    ).fetchone()
+    version: int = row[0]
+    return version
+
+
+def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
+    """Delete the conversation, if it is there."""
+    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
+    return None if row is None else _delete_one(key, row[0], connection)
+
+
+def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int, ...]:
+    turns = connection.execute(statements.TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
+    connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
+    connection.execute(statements.FORGET_RESPONSES, {"owner": key.owner, "session_id": key.session_id})
+    return tuple(row[0] for row in turns)
+
+
+def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> tuple[int | None, tuple[int, ...]]:
+    """Delete up to *limit* of the owner's conversations."""
+    rows = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
+    turns = [turn for key, session_id in rows for turn in _delete_one(Key(owner, session_id), key, connection)]
+    return (rows[-1][0] if len(rows) == limit else None), tuple(turns)
+
+
+def page_of_sessions(owner: str, limit: int, before: int, connection: Connection) -> Page[SessionInfo]:
+    """A page of the owner's conversations."""
+    rows = connection.execute(
+        statements.PAGE_OF_SESSIONS, {"owner": owner, "before": before, "limit": limit + 1}
+    ).fetchall()
+    items = tuple(
+        SessionInfo(
+            session_id=session_id,
+            active_agent_name=agent_name,
+            metadata=_values(Key(owner, session_id), "chatflow_sessions, metadata_json", metadata_json),
+            created_at=dt.datetime.fromisoformat(created_at),
+            updated_at=dt.datetime.fromisoformat(updated_at),
+        )
+        for _, session_id, agent_name, metadata_json, created_at, updated_at in rows[:limit]
+    )
+    return Page(items, rows[limit - 1][0] if len(rows) > limit else None)
+
+
+def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:
+    """A page of one conversation."""
+    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
+    if row is None:
+        return None
+    session_key = row[0]
+    rows = connection.execute(
+        statements.PAGE_OF_MESSAGES, {"session_key": session_key, "before": before, "limit": limit + 1}
+    ).fetchall()
+    page = rows[:limit]
+    items = tuple(_message(key, session_key, place, text) for place, text in reversed(page))
+    return Page(items, page[-1][0] if len(rows) > limit else None)
+
+
+def queue(
+    ticket: Ticket, holder: str, now: str, expired_before: str, connection: Connection
+) -> Place | Answered | InProgress | Cycle | Lost:
+    """Look the claim up, insert the row, and start it where the line is empty."""
+    key, claim = ticket.key, ticket.claim
+    if claim is not None:
+        answered = find_processed(key, claim.message_id, expired_before, connection)
+        if answered is not None:
+            return answered
+    if ticket.known is None:
+        assert ticket.new is not None
+        session: Snapshot | Seen = create(key, ticket.new, now, connection)
+    else:
+        session = load(key, ticket.known, connection)
+    if session is Seen.UNCHANGED:
+        assert ticket.known is not None
+        session_key = ticket.known.session_key
+    elif isinstance(session, Snapshot) and (ticket.known is None or session.session_key == ticket.known.session_key):
+        session_key = session.session_key
+    else:
+        return Lost.SESSION
+    if claim is not None:
+        row = connection.execute(
+            statements.TURN_OF_MESSAGE, {"session_key": session_key, "message_id": claim.message_id}
+        ).fetchone()
+        if row is not None:
+            return InProgress(row[1], row[0])
+    if ticket.ancestors:
+        awaited = connection.execute(statements.WAITS_FOR, {"session_key": session_key})
+        if not {row[0] for row in awaited}.isdisjoint(ticket.ancestors):
+            return Cycle()
+    turn_id, running = connection.execute(
+        statements.QUEUE_TURN,
+        {
+            "session_key": session_key,
+            "holder": holder,
+            "agent_name": ticket.agent_name,
+            "message_id": None if claim is None else claim.message_id,
+            "digest": None if claim is None else claim.digest,
+            "parent": ticket.ancestors[-1] if ticket.ancestors else None,
+            "now": now,
+        },
+    ).fetchone()
+    return Place(
+        turn_id=turn_id,
+        running=bool(running),
+        attempt=int(running),
+        behind_own=bool(running) or _is_behind(holder, session_key, turn_id, connection),
+        session=session if isinstance(session, Snapshot) else None,
+    )
+
+
+def _is_behind(holder: str, session_key: int, turn_id: int, connection: Connection) -> bool:
+    row = connection.execute(statements.HOLDER_AHEAD, {"session_key": session_key, "turn_id": turn_id}).fetchone()
+    return row is not None and row[0] == holder
+
+
+def start(turn_id: int, key: Key, known: Known | None, holder: str, connection: Connection) -> Place | Lost:
+    """Start the row if it is the first of its line."""
+    connection.execute(statements.START_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
+    row = connection.execute(statements.READ_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
+    if row is None:
+        return _lost(key, known, connection)
+    running, attempt, session_key = row
+    session = load(key, known, connection) if running else Seen.UNCHANGED
+    return Place(
+        turn_id=turn_id,
+        running=bool(running),
+        attempt=attempt,
+        behind_own=bool(running) or _is_behind(holder, session_key, turn_id, connection),
+        session=session if isinstance(session, Snapshot) else None,
+    )
+
+
+def _lost(key: Key, known: Known | None, connection: Connection) -> Lost:
+    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
+    gone = row is None or (known is not None and row[0] != known.session_key)
+    return Lost.SESSION if gone else Lost.TURN
+
+
+def rows_of(session_key: int, start: int, messages: Iterable[Message]) -> list[tuple[int, int, str]]:
+    """The rows of *messages*, from the place *start* on."""
+    return [(session_key, start + index, message_to_json(message)) for index, message in enumerate(messages)]
+
+
+@attrs.frozen(kw_only=True)
+class WriteCommit:
+    """A turn's commit, ready to be written."""
+
+    commit: Commit
+    key: Key
+    rows: list[tuple[int, int, str]]
+    state_json: str | None
+    response_json: str | None
+    holder: str
+    now: str
+    expired_before: str
+
+    def __call__(self, connection: Connection) -> Committed | Lost:
+        """Delete the turn's row, which is the fence, and write what it changed."""
+        commit, base = self.commit, self.commit.snapshot
+        ended = connection.execute(
+            statements.END_TURN, {"turn_id": commit.turn_id, "holder": self.holder, "attempt": commit.attempt}
+        ).fetchone()
+        if ended is None:
+            return _lost(self.key, base.known, connection)
+        version, metadata = base.version, base.metadata
+        if commit.changes_session:
+            version, metadata = self._write_session(connection)
+            self._write_messages(connection)
+        if commit.claim is not None:
+            mark(
+                self.key,
+                commit.claim.message_id,
+                commit.claim.digest,
+                self.response_json,
+                self.now,
+                self.expired_before,
+                connection,
+            )
+        return Committed(version, metadata, _next_turn(base.session_key, self.holder, connection))
+
+    def _write_session(self, connection: Connection) -> tuple[int, FrozenDict]:
+        commit, session_key = self.commit, self.commit.snapshot.session_key
+        metadata: FrozenDict | None = None
+        before, text = connection.execute(statements.READ_METADATA, {"session_key": session_key}).fetchone()
+        if before != commit.snapshot.version:
+            metadata = _values(self.key, f"chatflow_sessions, session_key {session_key}, metadata_json", text)
+            kept = {name: value for name, value in metadata.items() if name not in commit.metadata_removed}
+            metadata = FrozenDict({**kept, **commit.metadata_set})
+        elif commit.metadata_set or commit.metadata_removed:
+            metadata = commit.snapshot.metadata
+        version = _update(
+            connection,
+            session_key,
+            self.now,
+            metadata=metadata,
+            agent_name=commit.agent_name,
+            state_json=self.state_json,
+        )
+        return version, commit.snapshot.metadata if metadata is None else metadata
+
+    def _write_messages(self, connection: Connection) -> None:
+        commit, session_key = self.commit, self.commit.snapshot.session_key
+        if commit.replace:
+            connection.execute(statements.DELETE_ALL_MESSAGES, {"session_key": session_key})
+        elif commit.drop_before is not None:
+            connection.execute(
+                statements.DELETE_MESSAGES_BEFORE, {"session_key": session_key, "place": commit.drop_before}
+            )
+        connection.executemany(statements.INSERT_MESSAGE, self.rows)
+
+
+def _next_turn(session_key: int, holder: str, connection: Connection) -> int | None:
+    row = connection.execute(statements.NEXT_TURN, {"session_key": session_key}).fetchone()
+    return row[0] if row is not None and row[1] == holder else None
+
+
+def leave(turn_id: int, holder: str, connection: Connection) -> int | None:
+    """Give a place back, and tell which row of ours comes next."""
+    row = connection.execute(statements.LEAVE_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
+    return None if row is None else _next_turn(row[0], holder, connection)
+
+
+def turn_exists(turn_id: int, connection: Connection) -> bool:
+    """Whether the row is there."""
+    return connection.execute(statements.TURN_EXISTS, {"turn_id": turn_id}).fetchone() is not None
+
+
+def find_processed(scope: Key, message_id: str, expired_before: str, connection: Connection) -> Answered | None:
+    """The stored answer, if the id is remembered."""
+    row = connection.execute(
+        statements.READ_PROCESSED,
+        {
+            "owner": scope.owner,
+            "session_id": scope.session_id,
+            "message_id": message_id,
+            "expired_before": expired_before,
+        },
+    ).fetchone()
+    if row is None:
+        return None
+    digest, text = row
+    return Answered(digest, None if text is None else _response(scope, message_id, text))
+
+
+def _response(scope: Key, message_id: str, text: str) -> AgentResponse:
+    try:
+        return response_from_json(text)
+    except SessionFormatError as error:
+        row = f"chatflow_processed_messages, message_id {message_id!r}"
+        raise CorruptSessionError(session_id=scope.session_id, row=row, reason=str(error)) from error
+
+
+def mark(
+    scope: Key,
+    message_id: str,
+    digest: str | None,
+    response_json: str | None,
+    now: str,
+    expired_before: str,
+    connection: Connection,
+) -> bool:
+    """Claim the id; False if it was claimed before."""
+    marked = connection.execute(
+        statements.MARK_PROCESSED,
+        {
+            "owner": scope.owner,
+            "session_id": scope.session_id,
+            "message_id": message_id,
+            "digest": digest,
+            "response_json": response_json,
+            "now": now,
+            "expired_before": expired_before,
+        },
+    ).fetchone()
+    purge(_PURGED_WITH_EACH_MARK, expired_before, connection)
+    return marked is not None
+
+
+def purge(limit: int, expired_before: str, connection: Connection) -> int:
+    """Delete a slice of the expired ids."""
+    return connection.execute(statements.PURGE_PROCESSED, {"expired_before": expired_before, "limit": limit}).rowcount

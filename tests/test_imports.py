@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import attrs
+import pytest
+
+import chatflow
+
+PACKAGE: Final = Path(chatflow.__file__).parent
+
+IMPORT: Final = """
+import sys
+used = []
+def note(event, arguments):
+    if event.startswith("socket.") and event != "socket.gethostname":  # which asks the kernel and nobody else
+        used.append(event)
+sys.addaudithook(note)
+import chatflow
+print(sorted({"litellm", "pydantic"} & sys.modules.keys()), used)
+"""
+
+MAY_IMPORT: Final = {
+    "chatflow.exceptions": (),
+    "chatflow.core": ("chatflow.core", "chatflow.exceptions"),
+    "chatflow.sqlite": ("chatflow.core", "chatflow.exceptions", "chatflow.sqlite"),
+    "chatflow.engines": ("chatflow.core", "chatflow.exceptions", "chatflow.engines"),
+}
+"""What of ours each part may import. What is not in it runs turns, and may import all parts but the storage."""
+
+RUNS_TURNS: Final = (
+    "chatflow.core",
+    "chatflow.exceptions",
+    "chatflow.engines",
+    "chatflow.runner",
+    "chatflow.loop",
+    "chatflow.batch",
+    "chatflow.slots",
+)
+FREE: Final = ("chatflow", "chatflow.testing")
+"""The public face, and what users test their own stores with."""
+
+
+Place: TypeAlias = Literal["module", "function", "for checkers"]
+
+
+@attrs.frozen
+class Import:
+    """One module that a module imports."""
+
+    importer: str
+    imported: str
+    place: Place
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _walk(node: ast.AST, place: Place = "module") -> Iterator[tuple[ast.AST, Place]]:
+    for child in ast.iter_child_nodes(node):
+        inside = place
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inside = "function"
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            inside = "for checkers"
+        yield child, inside
+        yield from _walk(child, inside)
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    """What a module imports, wherever it does: by a statement, or by a name that is given to `import_module`."""
+    for node, place in _walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports by a relative name"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
+            names = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        for name in names:
+            yield Import(_name(path), name, place)
+
+
+def is_within(module: str, part: str) -> bool:
+    """Whether *module* is *part*, or lies in it."""
+    return f"{module}.".startswith(f"{part}.")
+
+
+ALL_IMPORTS: Final = tuple(each for path in sorted(PACKAGE.rglob("*.py")) for each in _imports(path))
+
+
+def importers(*packages: str) -> set[tuple[str, Place]]:
+    """Who imports one of these, and where."""
+    return {
+        (each.importer, each.place)
+        for each in ALL_IMPORTS
+        if any(is_within(each.imported, package) for package in packages)
+    }
+
+
+def test_what_an_import_loads() -> None:
+    """`import chatflow` loads neither litellm nor pydantic, and asks for no socket and no host's address."""
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[] []\n"
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_directions(part: str) -> None:
+    """Imports run one way: each part imports of ours only what it may."""
+    assert any(is_within(each.importer, part) for each in ALL_IMPORTS)
+    wrong = [
+        each
+        for each in ALL_IMPORTS
+        if is_within(each.importer, part)
+        and is_within(each.imported, "chatflow")
+        and not any(is_within(each.imported, allowed) for allowed in MAY_IMPORT[part])
+    ]
+    assert wrong == []
+
+
+def test_running_turns_knows_no_storage() -> None:
+    """The runner and its parts import engines and core, and no storage."""
+    wrong = [
+        each
+        for each in ALL_IMPORTS
+        if each.importer not in FREE
+        and not any(is_within(each.importer, part) for part in MAY_IMPORT)
+        and is_within(each.imported, "chatflow")
+        and not any(is_within(each.imported, allowed) for allowed in RUNS_TURNS)
+    ]
+    assert wrong == []
+
+
+def test_sqlite_is_in_one_module() -> None:
+    """SQLite is spoken to in one module."""
+    assert importers("sqlite3", "aiosqlite") == {("chatflow.sqlite.database", "module")}
+
+
+def test_litellm_is_in_one_function() -> None:
+    """litellm is loaded in one module, and only once a function of it is called."""
+    assert importers("litellm") == {("chatflow.engines.litellm", "function")}
+
+
+def test_pydantic_waits_for_the_first_tool() -> None:
+    """pydantic is loaded in one module, and only once a function of it is called."""
+    places = {("chatflow.core.tools", "function"), ("chatflow.core.tools", "for checkers")}
+    assert importers("pydantic", "pydantic_core") == places

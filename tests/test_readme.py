@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from chatflow import Agent, Message, Role, SessionContext, SessionStore
+
+ROOT: Final = Path(__file__).parent.parent
+README: Final = (ROOT / "README.md").read_text()
+CONCEPTS: Final = (ROOT / "docs" / "concepts.md").read_text()
+
+_LINKED: Final = re.compile(r"\]\((?!https?://)([^)#]+)\)")
+_NAMED: Final = re.compile(r"`([\w.-]+/[\w./-]*)`")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+[PROGRAM] = blocks(README, "python")
+NAMED_PATHS: Final = sorted({*_LINKED.findall(README), *_NAMED.findall(README)})
+
+
+def test_program_is_short() -> None:
+    """The README's program has at most 20 lines."""
+    assert len([line for line in PROGRAM.splitlines() if line.strip()]) <= 20
+
+
+def test_program(tmp_path: Path) -> None:
+    """The README's program runs as printed, in an empty folder, without a warning, and prints what the README says."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    (tmp_path / "empty").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-W", "error", program],
+        cwd=tmp_path / "empty",
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    [said] = re.findall(r"^It prints `([^`]+)`", README, re.MULTILINE)
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"{said}\n", "")
+
+
+@pytest.mark.parametrize("path", NAMED_PATHS)
+def test_paths(path: str) -> None:
+    """Every path that the README names is there."""
+    assert (ROOT / path).exists()
+
+
+def test_commands() -> None:
+    """Every command of the README is one of the Makefile's."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = re.findall(r"^make (\w+)", "".join(blocks(README, "sh")), re.MULTILINE)
+    assert commands == ["demo", "test"]
+    assert set(commands) <= targets
+
+
+@pytest.mark.parametrize("block", blocks(CONCEPTS, "python"))
+async def test_concepts(block: str) -> None:
+    """Each block of the page on concepts runs in a coroutine that has a session, and takes one turn."""
+    names: dict[str, Any] = {"Message": Message, "Role": Role}
+    exec("async def run(session):\n" + textwrap.indent(block, "    "), names)
+    async with SessionStore() as store:
+        session: SessionContext = await store.get_or_create("s", Agent("Support"))
+        await names["run"](session)
+        stored = await store.messages("s")
+    assert [message.role for message in stored.items] == [Role.USER, Role.MODEL]
+    assert session.state == {"order_id": "404"}

@@ -1,0 +1,532 @@
+"""Each store against a plain model: dicts and lists, and `prune` for what a commit keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from chatflow.core.agent import Agent
+from chatflow.core.messages import AgentResponse, Message, Role, ToolCall, ToolResult
+from chatflow.core.pruning import prune
+from chatflow.core.records import Claim
+from chatflow.core.session import Checkpoint, SessionContext
+from chatflow.core.store import BaseSessionStore
+from chatflow.core.turn import Turn
+from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError
+from tests.backends import BACKENDS, Backend
+
+_T = TypeVar("_T")
+
+AGENTS: Final = {name: Agent(name=name) for name in ("Support", "Billing")}
+REMOVED: Final = object()
+DEFAULT_MAX_TURNS: Final = 2
+
+ids = st.sampled_from(["a", "b"])
+message_ids = st.sampled_from(["m1", "m2"])
+kinds = st.sampled_from(["state", "metadata"])
+keys = st.sampled_from(["k1", "k2", "k3"])
+call_ids = st.sampled_from(["c1", "c2", ""])
+messages = st.one_of(
+    st.builds(lambda: Message(Role.USER, "hello")),
+    st.builds(lambda: Message(Role.MODEL, "hello!")),
+    st.builds(lambda: Message(Role.SYSTEM, "be brief")),
+    st.lists(call_ids, min_size=1, max_size=2).map(
+        lambda found: Message(Role.MODEL, tool_calls=[ToolCall(id=each, name="t") for each in found])
+    ),
+    st.lists(call_ids, min_size=1, max_size=2).map(
+        lambda found: Message(
+            Role.TOOL, tool_results=[ToolResult(tool_call_id=each, name="t", content=[each]) for each in found]
+        )
+    ),
+)
+
+Values = dict[str, Any]
+
+
+def changed(values: Values, changes: Values) -> Values:
+    """*values* with *changes*, of which some remove keys."""
+    return {key: value for key, value in {**values, **changes}.items() if value is not REMOVED}
+
+
+@attrs.define
+class Working:
+    """What a turn's members see."""
+
+    max_turns: int
+    messages: list[Message]
+    agent: str
+    values: dict[str, Values]
+
+    @property
+    def history(self) -> list[Message]:
+        """What the turn would commit."""
+        return list(prune(self.messages, self.max_turns))
+
+    def takes(self, message: Message) -> bool:
+        """Add *message*, unless it holds a result without a call; one before any user message is dropped."""
+        calls = {call.id for each in self.messages for call in each.tool_calls}
+        if any(result.tool_call_id not in calls for result in message.tool_results):
+            return False
+        if message.role is not Role.MODEL or any(each.role is Role.USER for each in self.messages):
+            self.messages.append(message)
+        return True
+
+
+@attrs.define
+class Conversation:
+    """What is committed, and what waits in the session object."""
+
+    max_turns: int | None
+    agent: str
+    values: dict[str, Values]
+    messages: list[Message] = attrs.field(factory=list)
+    pending: dict[str, Values] = attrs.field(factory=lambda: {"state": {}, "metadata": {}})
+
+    def seen(self, kind: str) -> Values:
+        """State or metadata as it is seen outside of turns."""
+        return changed(self.values[kind], self.pending[kind])
+
+
+class Held:
+    """A turn that is open across steps, in a task of its own that does what it is told."""
+
+    def __init__(self, conversation: Conversation, session: SessionContext, default_max_turns: int) -> None:
+        self.conversation = conversation
+        self.session = session
+        self.deleted = False
+        self.taken = copy.deepcopy(conversation.pending)
+        self.base = dict(conversation.values["metadata"])
+        self.working = Working(
+            conversation.max_turns or default_max_turns,
+            list(conversation.messages),
+            conversation.agent,
+            {kind: conversation.seen(kind) for kind in ("state", "metadata")},
+        )
+        self.tokens: list[tuple[Checkpoint, Working]] = []
+        self.orders: asyncio.Queue[tuple[Callable[[], Awaitable[Any]] | None, asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def hold(self, began: asyncio.Event) -> None:
+        """Take the turn, do what is ordered, and end when nothing more is."""
+        async with self.session.turn():
+            began.set()
+            while True:
+                order, answer = await self.orders.get()
+                if order is None:
+                    answer.set_result(None)
+                    return
+                try:
+                    answer.set_result(await order())
+                except ZeroDivisionError:
+                    answer.set_result(None)
+                    raise
+                except Exception as error:  # noqa: BLE001  # the step that gave the order looks at it
+                    answer.set_exception(error)
+
+    async def tell(self, order: Callable[[], Awaitable[_T]] | None) -> _T:
+        """Have *order* done inside the turn; None ends it."""
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        await self.orders.put((order, answer))
+        return await answer
+
+    def commit(self) -> None:
+        """Make what the turn did the conversation."""
+        conversation, working = self.conversation, self.working
+        conversation.messages = working.history
+        conversation.agent = working.agent
+        conversation.values["state"] = working.values["state"]
+        mine = working.values["metadata"]
+        changes = {key: value for key, value in mine.items() if self.base.get(key, REMOVED) != value}
+        changes |= {key: REMOVED for key in self.base if key not in mine}
+        conversation.values["metadata"] = changed(conversation.values["metadata"], changes)
+        for kind, taken in self.taken.items():
+            waiting = conversation.pending[kind]
+            for key, value in taken.items():
+                if waiting.get(key, value) is value or waiting[key] == value:
+                    waiting.pop(key, None)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Conversations "a" and "b", each with at most one turn that is open across steps."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        super().__init__()
+        folder.mkdir()
+        self.backend = backend
+        self.folder = folder
+        self.loop = asyncio.Runner()
+        self.store: BaseSessionStore = backend.make(folder, default_max_turns=DEFAULT_MAX_TURNS)
+        self.default_max_turns = DEFAULT_MAX_TURNS
+        self.conversations: dict[str, Conversation] = {}
+        self.held: dict[str, tuple[Held, asyncio.Task[None]]] = {}
+        self.processed: set[tuple[str | None, str]] = set()
+        self.values = count(1)
+        self.newest: str | None = None
+
+    def run(self, operation: Coroutine[Any, Any, _T]) -> _T:
+        """Run *operation* as code that belongs to no turn."""
+        return self.loop.run(operation, context=contextvars.Context())
+
+    def teardown(self) -> None:
+        """End the open turns and close the store."""
+        for held, task in self.held.values():
+            self.run(self.end_of(held, task))
+        self.run(self.store.aclose())
+        self.loop.close()
+
+    async def end_of(self, held: Held, task: asyncio.Task[None], order: Any = None) -> BaseException | None:
+        """End an open turn, and return the error it ended with."""
+        await held.tell(order)
+        await asyncio.wait([task])
+        return task.exception()
+
+    def session(self, session_id: str) -> SessionContext:
+        """The session object of a conversation that is there."""
+        session = self.run(self.store.get(session_id))
+        assert session is not None
+        return session
+
+    def is_free(self, session_id: str) -> bool:
+        """Whether the conversation is there and no turn of it is open."""
+        held = self.held.get(session_id)
+        return session_id in self.conversations and (held is None or held[0].deleted)
+
+    def commit(self, session_id: str, held: Held) -> None:
+        """Make what a turn did the conversation, which is the newest in the list then, if anything was changed."""
+        conversation = held.conversation
+        if (held.working.history, held.working.agent) != (conversation.messages, conversation.agent):
+            self.newest = session_id
+        elif self.newest != session_id:
+            self.newest = None
+        held.commit()
+
+    def alone(self, session_id: str) -> Held:
+        """The model of a turn that begins and ends within one step."""
+        return Held(self.conversations[session_id], self.session(session_id), self.default_max_turns)
+
+    # --- conversations ---
+
+    @initialize(metadata=st.booleans())
+    def begin_with_one(self, metadata: bool) -> None:
+        self.create("a", "Support", metadata, None)
+
+    @rule(
+        session_id=ids,
+        agent=st.sampled_from(sorted(AGENTS)),
+        with_metadata=st.booleans(),
+        max_turns=st.sampled_from([None, 1, 3]),
+    )
+    def create(self, session_id: str, agent: str, with_metadata: bool, max_turns: int | None) -> None:
+        metadata = {"k1": next(self.values), "k2": [next(self.values)]} if with_metadata else {}
+        self.run(self.store.get_or_create(session_id, AGENTS[agent], metadata, max_turns=max_turns))
+        conversation = self.conversations.get(session_id)
+        if conversation is None:
+            conversation = Conversation(max_turns, agent, {"state": {}, "metadata": {}})
+            self.conversations[session_id] = conversation
+            self.newest = session_id
+        if metadata:
+            conversation.values["metadata"] |= metadata
+            self.newest = session_id
+
+    @rule(session_id=ids)
+    def delete(self, session_id: str) -> None:
+        assert self.run(self.store.delete(session_id)) is (session_id in self.conversations)
+        self.forget(session_id)
+
+    @rule()
+    def clear(self) -> None:
+        self.run(self.store.clear())
+        for session_id in list(self.conversations):
+            self.forget(session_id)
+
+    def forget(self, session_id: str) -> None:
+        if self.conversations.pop(session_id, None) is not None:
+            self.newest = None
+            if session_id in self.held:
+                self.held[session_id][0].deleted = True
+
+    @precondition(lambda self: not self.held and self.backend.shares)
+    @rule(default_max_turns=st.sampled_from([1, 2, 4]))
+    def restart(self, default_max_turns: int) -> None:
+        old, self.store = self.store, self.backend.make(self.folder, default_max_turns=default_max_turns)
+        if self.backend.survives:
+            self.run(old.aclose())
+        else:
+            self.run(self.store.list_sessions())
+            self.run(old.aclose())
+        self.default_max_turns = default_max_turns
+        for conversation in self.conversations.values():
+            conversation.pending = {"state": {}, "metadata": {}}
+
+    # --- outside of turns ---
+
+    @rule(session_id=ids, kind=kinds, key=keys)
+    def change(self, session_id: str, kind: str, key: str) -> None:
+        if session_id in self.conversations:
+            value = next(self.values)
+            getattr(self.session(session_id), kind)[key] = value
+            self.conversations[session_id].pending[kind][key] = value
+
+    @rule(session_id=ids, kind=kinds, key=keys)
+    def remove(self, session_id: str, kind: str, key: str) -> None:
+        if session_id in self.conversations and key in self.conversations[session_id].seen(kind):
+            del getattr(self.session(session_id), kind)[key]
+            self.conversations[session_id].pending[kind][key] = REMOVED
+
+    @rule(session_id=ids, message=messages)
+    def add(self, session_id: str, message: Message) -> None:
+        if self.is_free(session_id):
+            held = self.alone(session_id)
+            if held.working.takes(message):
+                self.run(held.session.add_message(message))
+                self.commit(session_id, held)
+            else:
+                with pytest.raises(UnmatchedToolResultError):
+                    self.run(held.session.add_message(message))
+
+    @rule(session_id=ids, agent=st.sampled_from(sorted(AGENTS)))
+    def set_agent(self, session_id: str, agent: str) -> None:
+        if self.is_free(session_id):
+            held = self.alone(session_id)
+            self.run(held.session.set_active_agent(AGENTS[agent]))
+            held.working.agent = agent
+            self.commit(session_id, held)
+
+    @rule(session_id=ids)
+    def clear_history(self, session_id: str) -> None:
+        if self.is_free(session_id):
+            held = self.alone(session_id)
+            self.run(held.session.clear_history())
+            held.working.messages = []
+            self.commit(session_id, held)
+
+    @rule(session_id=ids)
+    def save(self, session_id: str) -> None:
+        if self.is_free(session_id):
+            held = self.alone(session_id)
+            self.run(held.session.save())
+            self.commit(session_id, held)
+
+    @rule(session_id=ids, texts=st.lists(st.just("hello"), max_size=4))
+    def add_and_roll_back(self, session_id: str, texts: list[str]) -> None:
+        if self.is_free(session_id):
+            held = self.alone(session_id)
+
+            async def add_and_roll_back() -> None:
+                token = held.session.checkpoint()
+                for text in texts:
+                    await held.session.add_message(Message(Role.USER, text))
+                await held.session.rollback_to(token)
+
+            self.run(add_and_roll_back())
+            self.newest = None
+            held.working.max_turns = 10**6  # back to exactly what it was, though the store's default may be smaller now
+            self.commit(session_id, held)
+
+    @rule(session_id=ids, message_id=message_ids, fails=st.booleans())
+    def answer(self, session_id: str, message_id: str, fails: bool) -> None:
+        if not self.is_free(session_id):
+            return
+        held = self.alone(session_id)
+        message = Message(Role.USER, message_id)
+
+        async def answer() -> bool:
+            turn = Turn(held.session, claim=Claim(message_id, message_id))
+            if await turn.take() is not None:
+                return False
+            await held.session.add_message(message)
+            if fails:
+                await turn.drop()
+            else:
+                turn.response = AgentResponse(content="yes", active_agent_name="Support")
+                await turn.commit()
+            return True
+
+        ran = self.run(answer())
+        assert ran is ((session_id, message_id) not in self.processed)
+        if ran and not fails:
+            self.processed.add((session_id, message_id))
+            held.working.takes(message)
+            self.commit(session_id, held)
+
+    @rule(session_id=st.one_of(st.none(), ids), message_id=message_ids)
+    def mark(self, session_id: str | None, message_id: str) -> None:
+        won = self.run(self.store.mark_message_processed(message_id, session_id=session_id))
+        assert won is ((session_id, message_id) not in self.processed)
+        self.processed.add((session_id, message_id))
+
+    # --- turns that are open across steps ---
+
+    @rule(session_id=ids)
+    def begin_turn(self, session_id: str) -> None:
+        if not self.is_free(session_id) or session_id in self.held:
+            return
+        held = self.alone(session_id)
+
+        async def begin() -> asyncio.Task[None]:
+            began = asyncio.Event()
+            task = asyncio.create_task(held.hold(began))
+            await began.wait()
+            return task
+
+        self.held[session_id] = (held, self.run(begin()))
+
+    def in_turn(self, session_id: str, order: Callable[[Held], Awaitable[_T]]) -> Held | None:
+        """Have *order* done in the conversation's open turn; None if there is none, or it was deleted."""
+        if session_id not in self.held:
+            return None
+        held, _ = self.held[session_id]
+        if held.deleted:
+            with pytest.raises(SessionDeletedError):
+                self.run(held.tell(lambda: order(held)))
+            return None
+        self.run(held.tell(lambda: order(held)))
+        return held
+
+    @rule(session_id=ids, message=messages)
+    def add_in_turn(self, session_id: str, message: Message) -> None:
+        async def add(held: Held) -> None:
+            if held.deleted or held.working.takes(message):
+                await held.session.add_message(message)
+            else:
+                with pytest.raises(UnmatchedToolResultError):
+                    await held.session.add_message(message)
+
+        self.in_turn(session_id, add)
+
+    @rule(session_id=ids, agent=st.sampled_from(sorted(AGENTS)))
+    def set_agent_in_turn(self, session_id: str, agent: str) -> None:
+        held = self.in_turn(session_id, lambda held: held.session.set_active_agent(AGENTS[agent]))
+        if held is not None:
+            held.working.agent = agent
+
+    @rule(session_id=ids)
+    def clear_history_in_turn(self, session_id: str) -> None:
+        held = self.in_turn(session_id, lambda held: held.session.clear_history())
+        if held is not None:
+            held.working.messages = []
+
+    @rule(session_id=ids, kind=kinds, key=keys, remove=st.booleans())
+    def change_in_turn(self, session_id: str, kind: str, key: str, remove: bool) -> None:
+        value = REMOVED if remove else next(self.values)
+
+        async def change(held: Held) -> None:
+            values = getattr(held.session, kind)
+            if value is not REMOVED:
+                values[key] = value
+            elif key in held.working.values[kind]:
+                del values[key]
+            held.working.values[kind] = changed(held.working.values[kind], {key: value})
+
+        if session_id in self.held and not self.held[session_id][0].deleted:
+            self.in_turn(session_id, change)
+
+    @rule(session_id=ids)
+    def checkpoint_in_turn(self, session_id: str) -> None:
+        async def take(held: Held) -> None:
+            held.tokens.append((held.session.checkpoint(), copy.deepcopy(held.working)))
+
+        if session_id in self.held and not self.held[session_id][0].deleted:
+            self.in_turn(session_id, take)
+
+    @rule(session_id=ids, number=st.integers(0, 3))
+    def roll_back_in_turn(self, session_id: str, number: int) -> None:
+        if session_id in self.held and number < len(self.held[session_id][0].tokens):
+            held = self.in_turn(session_id, lambda held: held.session.rollback_to(held.tokens[number][0]))
+            if held is not None:
+                held.working = copy.deepcopy(held.tokens[number][1])
+
+    @rule(session_id=ids, length=st.integers(0, 5))
+    def roll_back_to_length_in_turn(self, session_id: str, length: int) -> None:
+        async def roll_back(held: Held) -> None:
+            try:
+                await held.session.rollback_to(length)
+            except ValueError:
+                return
+            held.working.messages = held.working.history[:length]
+
+        self.in_turn(session_id, roll_back)
+
+    @rule(session_id=ids, fails=st.booleans())
+    def end_turn(self, session_id: str, fails: bool) -> None:
+        if session_id not in self.held:
+            return
+
+        async def fail() -> None:
+            raise ZeroDivisionError
+
+        held, task = self.held.pop(session_id)
+        error = self.run(self.end_of(held, task, fail if fails else None))
+        expected = ZeroDivisionError if fails else SessionDeletedError if held.deleted else None
+        assert type(error) is (expected or type(None))
+        if error is None:
+            self.commit(session_id, held)
+
+    # --- what must be true after each step ---
+
+    @invariant()
+    def agrees(self) -> None:
+        self.run(self.compare())
+
+    async def compare(self) -> None:
+        """The store shows to outsiders and to members what the model has."""
+        for session_id in ("a", "b"):
+            session = await self.store.get(session_id)
+            conversation = self.conversations.get(session_id)
+            assert (session is None) is (conversation is None)
+            if session is None or conversation is None:
+                continue
+            shown = (list(session.history), session.active_agent_name, dict(session.state), dict(session.metadata))
+            assert shown == (
+                conversation.messages,
+                conversation.agent,
+                conversation.seen("state"),
+                conversation.seen("metadata"),
+            )
+            assert session.max_turns == (conversation.max_turns or self.default_max_turns)
+            assert list((await self.store.messages(session_id, limit=3)).items) == conversation.messages[-3:]
+            assert list((await self.store.messages(session_id)).items) == conversation.messages
+        for held, _ in self.held.values():
+            if not held.deleted:
+                await held.tell(lambda held=held: self.compare_inside(held))  # type: ignore[misc]
+        listed = (await self.store.list_sessions()).items
+        assert {info.session_id for info in listed} == self.conversations.keys()
+        for info in listed:
+            conversation = self.conversations[info.session_id]
+            assert (info.active_agent_name, info.metadata) == (conversation.agent, conversation.values["metadata"])
+        if self.newest is not None:
+            assert listed[0].session_id == self.newest
+        for scope, message_id in self.processed:
+            assert await self.store.is_message_processed(message_id, session_id=scope)
+
+    async def compare_inside(self, held: Held) -> None:
+        session, working = held.session, held.working
+        shown = (list(session.history), session.active_agent_name, dict(session.state), dict(session.metadata))
+        assert shown == (working.history, working.agent, working.values["state"], working.values["metadata"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
+def test_agrees_with_model(backend: Backend, tmp_path: Path) -> None:
+    """After any sequence of operations the store holds what a plain model of it holds."""
+    folders = count()
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: StoreMachine(backend, tmp_path / str(next(folders))),
+        settings=settings(max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+    )

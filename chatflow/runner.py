@@ -17,10 +17,11 @@ from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Answered, Claim, check_id
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
+from chatflow.core.turn import Turn
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.exceptions import SessionStateError, UnstorableValueError, shorten
-from chatflow.loop import Loop, Registry
-from chatflow.slots import TurnSlots, WaitingTurn
+from chatflow.running.loop import Loop, Registry
+from chatflow.running.slots import TurnSlots
 
 OnDuplicate = Literal["response", "raise"]
 
@@ -129,7 +130,7 @@ class Runner:
             claim = Claim(check_id(message_id, "message_id"), digest)
         noted = _frozen_metadata(session_id, metadata)
         session = await self.session_store.get_or_create(session_id, self.starting_agent)
-        turn = WaitingTurn(session, claim, self.starting_agent.name)
+        turn = Turn(session, claim, self.starting_agent.name)
         answered = await turn.take(wait_for_duplicate=on_duplicate == "response")
         if answered is not None:
             return _answered_before(answered, session)

@@ -238,15 +238,17 @@ def histories(draw: st.DrawFn, *, max_size: int = 16) -> list[Message]:
     """
     history: list[Message] = []
     called: list[str] = []
-    for step in draw(st.lists(st.sampled_from("usmccrrr"), max_size=max_size)):
+    for step in draw(st.lists(st.sampled_from("usmcrrxx"), max_size=max_size)):
         if step == "s":
             history.append(says(Role.SYSTEM))
         elif step == "u" or all(message.role is Role.SYSTEM for message in history):
             history.append(says(Role.USER))
-        elif step == "c":
+        elif step in "cx":
             made = draw(some_ids)
             called += made
             history.append(calls(*made))
+            if step == "x":
+                history.append(results(*made))
         elif step == "r" and called:
             history.append(results(*draw(st.lists(st.sampled_from(called), min_size=1, max_size=3))))
         else:

@@ -38,9 +38,9 @@ RUNS_TURNS: Final = (
     "chatflow.exceptions",
     "chatflow.engines",
     "chatflow.runner",
-    "chatflow.loop",
-    "chatflow.batch",
-    "chatflow.slots",
+    "chatflow.running.loop",
+    "chatflow.running.batch",
+    "chatflow.running.slots",
 )
 FREE: Final = ("chatflow", "chatflow.testing")
 """The public face, and what users test their own stores with."""
@@ -108,9 +108,7 @@ def importers(*packages: str) -> set[tuple[str, Place]]:
 
 def test_what_an_import_loads() -> None:
     """`import chatflow` loads neither litellm nor pydantic, and asks for no socket and no host's address."""
-    run = subprocess.run(
-        [sys.executable, "-c", IMPORT], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", IMPORT], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert run.stdout == "[] []\n"
 
 
@@ -147,11 +145,11 @@ def test_sqlite_is_in_one_module() -> None:
 
 
 def test_litellm_is_in_one_function() -> None:
-    """litellm is loaded in one module, and only once a function of it is called."""
+    """Only one module loads litellm, and only once a function of it is called."""
     assert importers("litellm") == {("chatflow.engines.litellm", "function")}
 
 
 def test_pydantic_waits_for_the_first_tool() -> None:
-    """pydantic is loaded in one module, and only once a function of it is called."""
+    """Only one module loads pydantic, and only once a function of it is called."""
     places = {("chatflow.core.tools", "function"), ("chatflow.core.tools", "for checkers")}
     assert importers("pydantic", "pydantic_core") == places

@@ -21,7 +21,7 @@ from chatflow.exceptions import (
     SessionDeletedError,
     SessionStateError,
 )
-from chatflow.loop import Registry
+from chatflow.running.loop import Registry
 from chatflow.runner import Runner
 from tests.runs import Barrier, PausingEngine, session_of, texts
 

@@ -15,7 +15,7 @@ from chatflow.core.messages import AgentResponse
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import TurnInsideTurnError
 from chatflow.runner import Runner
-from chatflow.slots import TurnSlots, give_back_slots
+from chatflow.running.slots import TurnSlots, give_back_slots
 from tests.runs import Barrier, PausingEngine, results, session_of, texts
 
 CALL = ScriptedEngine.call
@@ -410,3 +410,35 @@ async def test_slot_held_by_several_at_once() -> None:
                 group.start_soon(slot.hold)
         assert slot.limiter.borrowed_tokens == 1
     assert slot.limiter.borrowed_tokens == 0
+
+
+async def test_bare_turn_in_a_tool_waits_without_the_slot() -> None:
+    """A tool that waits for another conversation's turn lets that conversation's run have the only slot."""
+    engine = ScriptedEngine(default="hello").when("look", call="look_elsewhere")
+    support = Agent("Support", engine=engine)
+    runner = Runner(support, max_concurrent_turns=1)
+    other = await runner.session_store.get_or_create("other", support)
+    tool_runs, other_is_taken = anyio.Event(), anyio.Event()
+
+    @support.tool
+    async def look_elsewhere() -> str:
+        tool_runs.set()
+        await other_is_taken.wait()
+        async with other.turn():
+            return f"{len(other.history)} messages"
+
+    async def run_the_other() -> None:
+        # Has the other conversation's place, and waits for the slot that the first run holds.
+        await runner.run_async("other", "hi")
+
+    async def tell_when_taken() -> None:
+        await tool_runs.wait()
+        await anyio.wait_all_tasks_blocked()
+        other_is_taken.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.run_async, "s", "look")
+        await tool_runs.wait()
+        group.start_soon(run_the_other)
+        group.start_soon(tell_when_taken)
+    assert texts(await session_of(runner, "other")) == ["hi", "hello"]

@@ -112,7 +112,7 @@ class Held:
         self.conversation = conversation
         self.session = session
         self.deleted = False
-        self.taken = copy.deepcopy(conversation.pending)
+        self.taken = {kind: dict(waiting) for kind, waiting in conversation.pending.items()}
         self.base = dict(conversation.values["metadata"])
         self.working = Working(
             conversation.max_turns or default_max_turns,
@@ -159,8 +159,8 @@ class Held:
         for kind, taken in self.taken.items():
             waiting = conversation.pending[kind]
             for key, value in taken.items():
-                if waiting.get(key, value) is value or waiting[key] == value:
-                    waiting.pop(key, None)
+                if key in waiting and waiting[key] is value:
+                    del waiting[key]
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -194,7 +194,7 @@ def _utc(value: dt.datetime) -> dt.datetime:
         raise TypeError(f"timestamp must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise ValueError(f"timestamp must have a time zone, and {value!r} has none")
-    exact: dt.datetime = value if type(value) is dt.datetime else freeze(value, "timestamp")
+    exact: dt.datetime = value if type(value) is dt.datetime and not value.fold else freeze(value, "timestamp")
     try:
         return exact.astimezone(dt.UTC)
     except OverflowError as error:

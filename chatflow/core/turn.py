@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -52,6 +52,10 @@ _LOOK_BEHIND_OWN: Final = 5.0
 """Seconds between looks where a turn of this process has to go first, which will wake us."""
 
 _memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
+
+
+before_waiting: ContextVar[Callable[[], None] | None] = ContextVar("chatflow_before_waiting", default=None)
+"""Called before the running code waits for another turn, to let go of what that turn may need."""
 
 
 def open_turns() -> tuple[Turn, ...]:
@@ -332,6 +336,7 @@ class Turn:
 
     async def _wait_for_end(self, found: InProgress) -> None:
         store = self.session.store
+        self._let_go()
         with store.line.waiting(found.turn_id) as waiter:
             while await store.turn_exists(found.turn_id):
                 await waiter.wait(_LOOK_BEHIND_OTHERS)
@@ -339,6 +344,8 @@ class Turn:
     async def _wait_for_place(self, place: Place) -> Place | None:
         """The row once it runs, or None if it is gone and a new one is needed."""
         store, session = self.session.store, self.session
+        if not place.running:
+            self._let_go()
         with store.line.waiting(place.turn_id) as waiter:
             while not place.running:
                 await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
@@ -352,6 +359,11 @@ class Turn:
                 place = found
         self._attempt = place.attempt
         return place
+
+    def _let_go(self) -> None:
+        let_go = before_waiting.get()
+        if let_go is not None:
+            let_go()
 
     def _begin(self, place: Place) -> None:
         session = self.session

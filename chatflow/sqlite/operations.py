@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Iterable
 from typing import Final
 
@@ -35,10 +36,12 @@ from chatflow.core.records import (
     Ticket,
     system_place,
 )
-from chatflow.core.values import FrozenDict
+from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError, SessionFormatError
 from chatflow.sqlite import statements
 from chatflow.sqlite.database import Connection
+
+logger = logging.getLogger("chatflow.store")
 
 _PURGED_WITH_EACH_MARK: Final = 10
 """Expired ids that a mark removes: more than it adds, so that none pile up."""
@@ -175,13 +178,22 @@ def page_of_sessions(owner: str, limit: int, before: int, connection: Connection
         SessionInfo(
             session_id=session_id,
             active_agent_name=agent_name,
-            metadata=_values(Key(owner, session_id), "chatflow_sessions, metadata_json", metadata_json),
+            metadata=_listed(Key(owner, session_id), metadata_json),
             created_at=dt.datetime.fromisoformat(created_at),
             updated_at=dt.datetime.fromisoformat(updated_at),
         )
         for _, session_id, agent_name, metadata_json, created_at, updated_at in rows[:limit]
     )
     return Page(items, rows[limit - 1][0] if len(rows) > limit else None)
+
+
+def _listed(key: Key, metadata_json: str) -> FrozenDict:
+    # One conversation that can't be read must not hide all others.
+    try:
+        return _values(key, "chatflow_sessions, metadata_json", metadata_json)
+    except CorruptSessionError as error:
+        logger.warning("%s; it is listed without its metadata", error)
+        return EMPTY
 
 
 def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:

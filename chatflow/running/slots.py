@@ -19,8 +19,7 @@ from typing import Final
 
 import anyio
 
-from chatflow.core.records import InProgress, Place
-from chatflow.core.turn import Turn
+from chatflow.core.turn import before_waiting
 
 _entered: ContextVar[tuple[Slot, ...]] = ContextVar("chatflow_slots", default=())
 
@@ -75,6 +74,7 @@ class TurnSlots:
         slot = next(around, None) or Slot(limiter, asyncio.get_running_loop())
         slot.users += 1
         _entered.set((*(each for each in before if each is not slot), slot))
+        before_waiting.set(give_back_slots)
         try:
             yield slot
         finally:
@@ -99,15 +99,3 @@ def give_back_slots() -> None:
         if slot.loop is loop:  # another loop's belongs to another thread
             slot.give_back()
 
-
-class WaitingTurn(Turn):
-    """A turn that waits in line, or for the first of two deliveries, without a slot."""
-
-    async def _wait_for_place(self, place: Place) -> Place | None:
-        if not place.running:
-            give_back_slots()
-        return await super()._wait_for_place(place)
-
-    async def _wait_for_end(self, found: InProgress) -> None:
-        give_back_slots()
-        await super()._wait_for_end(found)

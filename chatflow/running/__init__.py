@@ -1,0 +1,1 @@
+"""What happens inside a runner's turn: model and tools in a loop, a batch of calls, slots for turns."""

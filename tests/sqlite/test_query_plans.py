@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from chatflow.sqlite import database, schema, statements
+from chatflow.sqlite.store import SQLiteSessionStore
+from tests.sqlite.conftest import OpenStore
+from tests.sqlite.files import SUPPORT
+
+PARTS_OF_STATEMENTS: Final = {
+    "WAITS_FOR": {"SCAN awaited"},  # its own queue, which is as long as the answer
+    "QUEUE_TURN": {"SCAN CONSTANT ROW", "SCAN line"},  # one row, whether the line is empty
+}
+ON_OPENING: Final = {
+    "_HOLDERS": {"SCAN chatflow_turns USING COVERING INDEX chatflow_turns_by_holder"},  # all holders, once a start
+    "_TABLES": {"SCAN sqlite_master"},  # a dozen rows
+}
+
+
+def all_statements() -> dict[str, str]:
+    """Every statement, by its name, wherever it stands."""
+    found = {}
+    for module in (statements, database, schema):
+        for name, value in vars(module).items():
+            if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value):
+                found[name] = value
+    return found
+
+
+STATEMENTS: Final = all_statements()
+
+
+@pytest.fixture
+async def connection(anyio_backend: str, path: Path) -> Any:
+    """A connection to a file that a store has prepared."""
+    async with SQLiteSessionStore(path) as store:
+        await store.get_or_create("s", SUPPORT)
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+def plan(connection: sqlite3.Connection, sql: str) -> Iterator[str]:
+    """The steps in which SQLite would run *sql*."""
+    values: Any = dict.fromkeys(re.findall(r":([a-z_]+)", sql)) or (None,) * sql.count("?")
+    for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values):
+        yield step
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_no_scan(name: str, connection: sqlite3.Connection) -> None:
+    """A statement reads no table from end to end, and sorts nothing."""
+    allowed = PARTS_OF_STATEMENTS.get(name, set()) | ON_OPENING.get(name, set())
+    steps = list(plan(connection, STATEMENTS[name]))
+    assert [step for step in steps if ("SCAN" in step or "TEMP B-TREE" in step) and step not in allowed] == []
+
+
+def test_all_are_found() -> None:
+    """The statements that are looked at are all that `statements` has, and those of opening and closing a file."""
+    public = {name for name, value in vars(statements).items() if name.isupper() and isinstance(value, str)}
+    assert public | {"_MARK_GROUP", "_DELETE_OWN_TURNS", "_HOLDERS", "_READ_VERSION"} <= STATEMENTS.keys()
+
+
+def test_all_are_used() -> None:
+    """Every statement is used by an operation."""
+    source = Path(statements.__file__).with_name("operations.py").read_text(encoding="utf-8")
+    unused = {name for name in vars(statements) if name.isupper() and f"statements.{name}" not in source}
+    assert unused == set()
+
+
+def test_deleting_cascades_by_index(connection: sqlite3.Connection) -> None:
+    """Deleting a conversation finds its messages and turns by an index that begins with its key."""
+    for table in ("chatflow_messages", "chatflow_turns"):
+        steps = list(plan(connection, f"SELECT 1 FROM {table} WHERE session_key = :session_key"))
+        assert all(step.startswith("SEARCH") for step in steps)
+
+
+async def test_bites(open_store: OpenStore, connection: sqlite3.Connection) -> None:
+    """A statement without an index is seen."""
+    assert any("SCAN" in step for step in plan(connection, "SELECT 1 FROM chatflow_sessions WHERE updated_at = :now"))

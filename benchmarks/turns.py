@@ -76,7 +76,7 @@ class Handwritten:
             "PRAGMA journal_mode=WAL",
             f"PRAGMA synchronous={level}",
             "CREATE TABLE sessions (id TEXT PRIMARY KEY, agent TEXT NOT NULL, updated_at TEXT NOT NULL)",
-            "CREATE TABLE messages (session_id TEXT, place INTEGER, body TEXT, PRIMARY KEY (session_id, place)) STRICT",
+            "CREATE TABLE messages (session TEXT, place INT, body TEXT, PRIMARY KEY (session, place)) WITHOUT ROWID",
         ):
             self._connection.execute(statement)
         self._ends = [0] * conversations
@@ -115,9 +115,7 @@ class Handwritten:
             "INSERT INTO messages VALUES (?, ?, ?)",
             [(name, end + index, orjson.dumps(message).decode()) for index, message in enumerate(messages)],
         )
-        self._connection.execute(
-            "DELETE FROM messages WHERE session_id = ? AND place < ?", (name, end + 4 - 4 * WINDOW)
-        )
+        self._connection.execute("DELETE FROM messages WHERE session = ? AND place < ?", (name, end + 4 - 4 * WINDOW))
         self._ends[conversation] = end + 4
 
     async def commit_level(self) -> str:

@@ -28,6 +28,10 @@ MAY_CALL_SQLITE: Final = ("chatflow/sqlite/database.py", {"run_on_loop"})
 hop to a thread would."""
 
 
+MAY_ASK_FOR_THE_FOLDER: Final = ("chatflow/sqlite/location.py", {"locate", "_locate_uri"})
+"""A relative path means the folder that is the current one when the store is made; the kernel knows it, not the disk."""
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The only backend chatflow runs on: aiosqlite fails under trio."""
@@ -43,4 +47,5 @@ def fence() -> Iterator[BlockBuster]:
         for name, function in blockbuster.functions.items():
             if name.startswith("sqlite3."):
                 function.can_block_in(*MAY_CALL_SQLITE)
+        blockbuster.functions["os.getcwd"].can_block_in(*MAY_ASK_FOR_THE_FOLDER)
         yield blockbuster

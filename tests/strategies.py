@@ -95,7 +95,7 @@ scalars: Final = st.one_of(
 hashable_values: Final = st.recursive(
     scalars,
     lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), st.frozensets(inner, max_size=3)),
-    max_leaves=5,
+    max_leaves=3,
 )
 
 
@@ -110,7 +110,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-values: Final = st.recursive(scalars, _containers, max_leaves=8)
+values: Final = st.recursive(scalars, _containers, max_leaves=5)
 """Everything that can be kept and comes back as what it was, but for set and frozenset, which are one kind."""
 
 mappings: Final = st.dictionaries(keys, values, max_size=3)

@@ -33,12 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def fence(fence: BlockBuster) -> BlockBuster:
-    """Lets two calls through, which nobody can move elsewhere.
-
-    litellm looks for certificates when it makes its first client, by two stats. A store that is made on the loop for a
-    path without a folder, as the samples do, asks for the current one: that is the kernel's to say, and not the disk's.
-    """
-    fence.functions["os.getcwd"].can_block_in("chatflow/sqlite/location.py", {"locate"})
+    """Lets two stats through: litellm looks for certificates when it makes its first client."""
     fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
     return fence
 

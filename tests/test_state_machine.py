@@ -526,7 +526,7 @@ class StoreMachine(RuleBasedStateMachine):
 def test_agrees_with_model(backend: Backend, tmp_path: Path) -> None:
     """After any sequence of operations the store holds what a plain model of it holds."""
     folders = count()
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: StoreMachine(backend, tmp_path / str(next(folders))),
+    run_state_machine_as_test(
+        lambda: StoreMachine(backend, tmp_path / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
         settings=settings(max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

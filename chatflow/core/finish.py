@@ -14,20 +14,30 @@ _T = TypeVar("_T")
 async def finish(operation: Coroutine[Any, Any, _T]) -> _T:
     """Await *operation* to its end, then raise the cancellation that came in the meantime, if one did.
 
-    The scope holds off anyio's cancellations, which come again at each await; the loop outlasts asyncio's own, which
-    come once. An error of the operation goes before a cancellation: whoever cancelled is not told of it.
+    An error of the operation goes before a cancellation: whoever cancelled is not told of it.
     """
     task = asyncio.ensure_future(operation)
-    cancelled: asyncio.CancelledError | None = None
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # Not the task itself: a cancellation of whoever waits would be handed on to it.
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    try:
+        await ended
+    except asyncio.CancelledError:
+        await _outlast(task)
+        task.result()
+        raise
+    return task.result()
+
+
+async def _outlast(task: asyncio.Task[Any]) -> None:
+    """Wait for *task*, whatever comes.
+
+    The scope holds off anyio's cancellations, which come again at each await; the loop outlasts asyncio's own, which
+    come once.
+    """
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError as error:
-                cancelled = error
-            except BaseException:  # noqa: BLE001, S110  # the operation's own error, raised below by result()
-                pass
-    result = task.result()
-    if cancelled is not None:
-        raise cancelled
-    return result
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue

@@ -201,9 +201,11 @@ class BaseSessionStore(ABC):
         self._resolver = resolver
 
     async def aclose(self) -> None:
-        """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error."""
-        await yield_once()
-        await self.close()
+        """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error.
+
+        A cancellation comes after it: a store is closed also where its ``async with`` is left by one.
+        """
+        await finish(self.close())
 
     async def __aenter__(self) -> Self:
         await yield_once()

@@ -343,9 +343,10 @@ class Turn:
 
     async def _wait_for_place(self, place: Place) -> Place | None:
         """The row once it runs, or None if it is gone and a new one is needed."""
+        if place.running:
+            return place
         store, session = self.session.store, self.session
-        if not place.running:
-            self._let_go()
+        self._let_go()
         with store.line.waiting(place.turn_id) as waiter:
             while not place.running:
                 await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)

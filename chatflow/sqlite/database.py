@@ -353,7 +353,7 @@ class _Worker(aiosqlite.Connection):
 
 
 def _no_connector() -> Connection:
-    raise AssertionError("the database opens its connections itself")
+    raise NotImplementedError("the database opens its connections itself")
 
 
 class FileDatabase(Database):
@@ -499,16 +499,15 @@ class FileDatabase(Database):
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if self._find_out(self._groups):
+            if self._find_out(connection, self._groups):
                 return
             for write in group:
                 write.error = error
 
-    def _find_out(self, number: int) -> bool:
+    def _find_out(self, connection: Connection, number: int) -> bool:
         """Whether the group of that number is in the file, after a COMMIT that failed: it may be, or not."""
-        if self._write_connection is not None:
-            self._write_connection.close()
-            self._write_connection = None
+        self._write_connection = None
+        connection.close()
         try:
             row = self._writing_connection().execute(_READ_MARK, {"key": f"commit:{self.holder}"}).fetchone()
         except (sqlite3.Error, StoreError) as error:

@@ -165,7 +165,7 @@ def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int
 def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> tuple[int | None, tuple[int, ...]]:
     """Delete up to *limit* of the owner's conversations."""
     rows = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
-    turns = [turn for key, session_id in rows for turn in _delete_one(Key(owner, session_id), key, connection)]
+    turns = [turn for _, key, session_id in rows for turn in _delete_one(Key(owner, session_id), key, connection)]
     return (rows[-1][0] if len(rows) == limit else None), tuple(turns)
 
 

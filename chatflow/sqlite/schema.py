@@ -111,20 +111,16 @@ def prepare(connection: Connection, database: Database) -> None:
     if database.location.path is not None:
         for pragma, value, _ in FILE_PRAGMAS:
             _set_when_free(connection, f"PRAGMA {pragma}={value}")
+    # On an error the connection is closed, and all of it undone.
     connection.execute("BEGIN IMMEDIATE")
-    try:
-        if version < len(MIGRATIONS):
-            # Asked again inside: another process may have been faster.
-            for statements in MIGRATIONS[_version(connection, name) :]:
-                for statement in statements:
-                    connection.execute(statement)
-            connection.execute(_WRITE_VERSION, {"version": str(len(MIGRATIONS))})
-        _remove_the_dead(connection, living_holders() | {database.holder})
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    if version < len(MIGRATIONS):
+        # Asked again inside: another process may have been faster.
+        for statements in MIGRATIONS[_version(connection, name) :]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(_WRITE_VERSION, {"version": str(len(MIGRATIONS))})
+    _remove_the_dead(connection, living_holders() | {database.holder})
+    connection.execute("COMMIT")
 
 
 def _version(connection: Connection, name: str) -> int:

@@ -66,10 +66,10 @@ DELETE_SESSION: Final[LiteralString] = """
 """A conversation; its messages and turns go with it."""
 
 SESSIONS_AFTER: Final[LiteralString] = """
-    SELECT session_key, session_id FROM chatflow_sessions
-    WHERE owner = :owner AND session_key > :after ORDER BY session_key LIMIT :limit
+    SELECT version, session_key, session_id FROM chatflow_sessions
+    WHERE owner = :owner AND version > :after ORDER BY version LIMIT :limit
 """
-"""A slice of an owner's conversations, oldest first."""
+"""A slice of an owner's conversations, oldest commit first: one that is changed meanwhile comes again, later."""
 
 PAGE_OF_SESSIONS: Final[LiteralString] = """
     SELECT version, session_id, active_agent_name, metadata_json, created_at, updated_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ Restart = Callable[..., Awaitable[BaseSessionStore]]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test on every backend that has what the test asks for by its fixtures."""
     if "backend" in metafunc.fixturenames:
-        backends = BACKENDS
+        backends: Sequence[Backend] = BACKENDS
         if "second" in metafunc.fixturenames:
             backends = SHARING
         if "restart" in metafunc.fixturenames:

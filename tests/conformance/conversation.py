@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 from chatflow.core.agent import Agent
@@ -88,5 +88,10 @@ async def outside(operation: Coroutine[Any, Any, _T]) -> _T:
 
 async def queued(store: BaseSessionStore, turns: int) -> None:
     """Let the loop run until so many turns wait for their places in this process."""
-    while len(store.line._waiters) < turns:
+    await until(lambda: len(store.line._waiters) >= turns)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Let the loop run, a step at a time, until something is so that sets no event."""
+    while not reached():  # noqa: ASYNC110  # what is looked at sets no event
         await asyncio.sleep(0)

@@ -58,7 +58,7 @@ class _Steps:
 
 async def cancelled_by_asyncio(operation: Operation, step: int, moment: Moment) -> bool:
     """Cancel the operation's task at *step*; False if it has fewer steps. One that was cancelled must end so."""
-    steps = _Steps(step, moment, lambda: task.cancel())
+    steps = _Steps(step, moment, lambda: task.cancel())  # noqa: PLW0108  # the task comes after it
 
     async def run() -> object:
         return await steps.drive(operation())

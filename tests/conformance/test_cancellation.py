@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Claim
+from chatflow.core.records import Claim, Place, Ticket
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
@@ -108,6 +108,11 @@ async def all_of(store: BaseSessionStore, session_id: str) -> dict[str, Any]:
 async def works(store: BaseSessionStore, session_id: str) -> None:
     """The conversation takes a turn, a message and a mark, and nobody is left in its line."""
     session = await outside(store.get_or_create(session_id, SUPPORT))
+    ticket = Ticket(key=session.key, known=session.known, new=None, agent_name="Support", claim=None, ancestors=())
+    place = await store.queue_turn(ticket)
+    assert isinstance(place, Place)
+    assert place.running, "a row was left in the line"
+    await store.leave_turn(place.turn_id)
     await outside(say(session, "again"))
     assert texts((await store.messages(session_id)).items)[-2:] == ["again", "again!"]
     await store.mark_message_processed("next", session_id=session_id)
@@ -116,9 +121,7 @@ async def works(store: BaseSessionStore, session_id: str) -> None:
     assert store.line.abandoned == []
 
 
-async def sweep(
-    store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment, around: Any = None
-) -> None:
+async def sweep(store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment) -> None:
     """Cancel *operation* at each of its steps, each time in a new conversation."""
     await operation(await sample(store, "done"))
     after = await all_of(store, "done")
@@ -142,9 +145,7 @@ async def sweep(
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
-async def test_all_or_nothing(
-    store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment
-) -> None:
+async def test_all_or_nothing(store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment) -> None:
     """An operation that is cancelled at any step has happened whole or not at all, and the next one works (P2)."""
     await sweep(store, operation, canceller, moment)
 
@@ -226,9 +227,7 @@ async def test_failing_turn(store: BaseSessionStore, canceller: Canceller, momen
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_answer_and_mark_go_together(
-    store: BaseSessionStore, canceller: Canceller, moment: Moment
-) -> None:
+async def test_answer_and_mark_go_together(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
     """However a message's turn was cancelled, the message is processed exactly if its turn is in the history (P4)."""
     for step in range(MOST_STEPS):
         session = await sample(store, f"s{step}")

@@ -15,7 +15,7 @@ from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import MessageInProgressError, MessageMismatchError, SessionDeletedError
 from tests.conformance.conftest import Clock, OpenStore, Restart
-from tests.conformance.conversation import SUPPORT, outside, queued, texts, user
+from tests.conformance.conversation import SUPPORT, outside, queued, texts, until, user
 
 RESPONSE = AgentResponse(
     content="On its way.",
@@ -334,8 +334,7 @@ async def test_waiting_duplicate_of_failed_turn(store: BaseSessionStore) -> None
     turn = Turn(session, claim=claim("m"))
     await turn.take()
     duplicates = [asyncio.create_task(outside(answer(session, "m"))) for _ in range(3)]
-    while sum(len(each) for each in store.line._waiters.values()) < 3:
-        await asyncio.sleep(0)
+    await until(lambda: sum(len(each) for each in store.line._waiters.values()) == 3)
     await turn.drop()
     found = [await duplicate for duplicate in duplicates]
     assert [each.response for each in found if each is not None] == [RESPONSE] * 2
@@ -386,7 +385,7 @@ DELETE: dict[str, Callable[[BaseSessionStore], Awaitable[object]]] = {
 async def test_answered_id_outlasts_conversation(
     store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
 ) -> None:
-    """delete and clear remove stored answers and keep the ids: a duplicate still takes no turn (P7)."""
+    """Delete and clear remove stored answers and keep the ids: a duplicate still takes no turn (P7)."""
     await answer(await store.get_or_create("s", SUPPORT), "m")
     await delete(store)
     assert await store.is_message_processed("m", session_id="s")
@@ -401,7 +400,7 @@ async def test_answered_id_outlasts_conversation(
 async def test_unfinished_id_goes_with_conversation(
     store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
 ) -> None:
-    """delete and clear forget the ids of turns that had not finished."""
+    """Delete and clear forget the ids of turns that had not finished."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
     await turn.take()
@@ -416,7 +415,7 @@ async def test_unfinished_id_goes_with_conversation(
 async def test_marks_outlast_conversations(
     store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
 ) -> None:
-    """delete and clear keep marks, with and without a conversation."""
+    """Delete and clear keep marks, with and without a conversation."""
     await store.get_or_create("s", SUPPORT)
     await store.mark_message_processed("m")
     await store.mark_message_processed("m", session_id="s")

@@ -33,7 +33,7 @@ USES: dict[str, Callable[[SessionContext], Coroutine[Any, Any, object]]] = {
 
 
 async def test_delete(store: BaseSessionStore) -> None:
-    """delete says whether there was a conversation, and it is gone."""
+    """Delete says whether there was a conversation, and it is gone."""
     await say(await store.get_or_create("s", SUPPORT), "hello")
     assert await store.delete("s") is True
     assert await store.get("s") is None
@@ -42,7 +42,7 @@ async def test_delete(store: BaseSessionStore) -> None:
 
 
 async def test_delete_leaves_others(store: BaseSessionStore) -> None:
-    """delete removes nothing of other conversations."""
+    """Delete removes nothing of other conversations."""
     for session_id in ("s", "t"):
         await say(await store.get_or_create(session_id, SUPPORT), "hello")
     await store.delete("s")
@@ -83,7 +83,7 @@ async def test_deleted_during_turn(
 ) -> None:
     """Inside a turn whose conversation is deleted every awaited method says so, and so does the turn's end (P7)."""
     session = await store.get_or_create("s", SUPPORT)
-    with pytest.raises(SessionDeletedError):
+    with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
         async with session.turn():
             await session.add_message(user("hello"))
             await delete(store)
@@ -95,7 +95,7 @@ async def test_deleted_during_turn(
 async def test_deleted_by_other_store_during_turn(store: BaseSessionStore, second: BaseSessionStore) -> None:
     """A turn whose conversation another store deletes can't commit, and brings nothing back."""
     session = await store.get_or_create("s", SUPPORT)
-    with pytest.raises(SessionDeletedError):
+    with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
         async with session.turn():
             await session.add_message(user("hello"))
             await second.delete("s")
@@ -125,7 +125,7 @@ async def test_deleted_by_other_store(
 async def test_failing_turn_of_deleted(store: BaseSessionStore) -> None:
     """A turn that fails after its conversation was deleted ends with its own exception."""
     session = await store.get_or_create("s", SUPPORT)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the turn fails at its end
         async with session.turn():
             await store.delete("s")
             raise ZeroDivisionError
@@ -135,13 +135,13 @@ async def test_failing_turn_of_deleted(store: BaseSessionStore) -> None:
 async def test_empty_turn_of_deleted(store: BaseSessionStore) -> None:
     """A turn that changes nothing says at its end that its conversation was deleted."""
     session = await store.get_or_create("s", SUPPORT)
-    with pytest.raises(SessionDeletedError):
+    with pytest.raises(SessionDeletedError):  # the turn fails at its end
         async with session.turn():
             await store.delete("s")
 
 
 async def test_delete_waits_for_no_turn(store: BaseSessionStore) -> None:
-    """delete returns while a turn of the conversation is open, inside the turn and outside."""
+    """Delete returns while a turn of the conversation is open, inside the turn and outside."""
     session = await store.get_or_create("s", SUPPORT)
     with suppress(SessionDeletedError):
         async with session.turn():
@@ -193,7 +193,7 @@ async def test_id_used_anew(store: BaseSessionStore, delete: Deletion) -> None:
 async def test_old_turn_and_id_used_anew(store: BaseSessionStore, delete: Deletion) -> None:
     """A turn of a deleted conversation can't commit into one created anew under its id (P7)."""
     session = await store.get_or_create("s", SUPPORT)
-    with pytest.raises(SessionDeletedError):
+    with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
         async with session.turn():
             await session.add_message(user("old"))
             await delete(store)
@@ -225,7 +225,7 @@ async def test_what_a_deleted_session_shows(store: BaseSessionStore) -> None:
 
 
 async def test_clear(store: BaseSessionStore) -> None:
-    """clear removes all conversations, more than one transaction deletes."""
+    """Clear removes all conversations, more than one transaction deletes."""
     for number in range(1_050):
         await store.create_session(store._key(str(number)), NEW)
     await store.clear()

@@ -107,8 +107,10 @@ async def test_greeting_is_dropped(store: BaseSessionStore, caplog: pytest.LogCa
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
-            "session 's': a model message before the first user message was not stored (rule: after the system"
-            " messages, a history begins with a user message)",
+            (
+                "session 's': a model message before the first user message was not stored (rule: after the system"
+                " messages, a history begins with a user message)"
+            ),
         )
     ]
     await session.add_message(user("hello"))

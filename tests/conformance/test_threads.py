@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -11,7 +12,7 @@ from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import SessionDeletedError
 from tests.conformance.conftest import OpenStore
-from tests.conformance.conversation import SUPPORT, say, texts, user
+from tests.conformance.conversation import SUPPORT, queued, say, texts, user
 
 THREADS = 8
 TURNS = 100
@@ -26,7 +27,7 @@ async def in_threads(body: Callable[[int], Awaitable[None]], threads: int = THRE
     limiter = anyio.CapacityLimiter(threads)
     async with anyio.create_task_group() as group:
         for number in range(threads):
-            group.start_soon(lambda number=number: anyio.to_thread.run_sync(run, number, limiter=limiter))
+            group.start_soon(partial(anyio.to_thread.run_sync, run, number, limiter=limiter))
 
 
 async def test_turns_of_threads(open_store: OpenStore) -> None:
@@ -94,8 +95,7 @@ async def test_queue_of_threads(store: BaseSessionStore) -> None:
             for number in (5, 2, 7, 0, 1, 6, 3, 4):
                 before = len(store.line._waiters)
                 may_queue[number].set()
-                while len(store.line._waiters) == before:
-                    await anyio.lowlevel.checkpoint()
+                await queued(store, before + 1)
 
     async with anyio.create_task_group() as group:
         group.start_soon(in_threads, turn)
@@ -163,9 +163,7 @@ async def test_one_winner_of_eight_threads(store: BaseSessionStore) -> None:
     won: list[str] = []
 
     async def mark(thread: int) -> None:
-        for number in range(50):
-            if await store.mark_message_processed(str(number)):
-                won.append(str(number))
+        won.extend([str(number) for number in range(50) if await store.mark_message_processed(str(number))])
 
     await in_threads(mark)
     assert sorted(won) == sorted(str(number) for number in range(50))

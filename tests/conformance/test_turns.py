@@ -13,10 +13,22 @@ from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import TurnInsideTurnError
 from tests.conformance.conftest import OpenStore
-from tests.conformance.conversation import BILLING, SUPPORT, call, outside, queued, result, say, stored, system, texts, user
+from tests.conformance.conversation import (
+    BILLING,
+    SUPPORT,
+    call,
+    outside,
+    queued,
+    result,
+    say,
+    stored,
+    system,
+    texts,
+    user,
+)
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """What a body raises to end its turn."""
 
 
@@ -34,10 +46,10 @@ async def change_everything(session: SessionContext) -> None:
 
 async def by_exception(session: SessionContext) -> None:
     """End the turn with an exception."""
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with session.turn():
             await change_everything(session)
-            raise Broken
+            raise BrokenError
 
 
 async def by_base_exception(session: SessionContext) -> None:
@@ -97,7 +109,7 @@ async def by_child(session: SessionContext) -> None:
 
     async def child() -> None:
         await change_everything(session)
-        raise Broken
+        raise BrokenError
 
     with suppress(BaseExceptionGroup):
         async with session.turn(), anyio.create_task_group() as group:
@@ -155,8 +167,8 @@ async def test_failed_turn_on_disk(store: BaseSessionStore, second: BaseSessionS
 async def test_exception_leaves_as_it_is(store: BaseSessionStore) -> None:
     """What a turn's body raises leaves the turn as the same object, in no group and with no other cause."""
     session = await store.get_or_create("s", SUPPORT)
-    error = Broken()
-    with pytest.raises(Broken) as caught:
+    error = BrokenError()
+    with pytest.raises(BrokenError) as caught:
         async with session.turn():
             raise error
     assert caught.value is error
@@ -190,10 +202,10 @@ async def test_lock_is_a_turn(store: BaseSessionStore) -> None:
     session = await store.get_or_create("s", SUPPORT)
     async with session.lock:
         await session.add_message(user("hello"))
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with session.lock:
             await session.add_message(user("again"))
-            raise Broken
+            raise BrokenError
     assert texts(session.history) == ["hello"]
 
 
@@ -271,15 +283,15 @@ async def test_child_tasks_are_members(store: BaseSessionStore) -> None:
         await session.add_message(user(str(number)))
         session.state[str(number)] = number
 
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with session.turn():
             await session.add_message(user("hello"))
             async with anyio.create_task_group() as group:
                 for number in range(3):
                     group.start_soon(child, number)
             assert len(session.history) == 4
-            raise Broken
-    assert (session.history, session.state) == ([], {})
+            raise BrokenError
+    assert (list(session.history), dict(session.state)) == ([], {})
 
 
 async def test_threads_started_are_members(store: BaseSessionStore) -> None:
@@ -342,12 +354,12 @@ async def test_membership_ends_with_turn(store: BaseSessionStore) -> None:
     async with session.turn():
         task = asyncio.create_task(late())
         await session.add_message(user("hello"))
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with session.turn():
             await session.add_message(user("lost"))
             ended.set()
             await queued(store, 1)
-            raise Broken
+            raise BrokenError
     await task
     assert added.is_set()
     assert texts((await store.messages("s")).items) == ["hello", "late"]
@@ -408,14 +420,14 @@ async def test_same_id_in_unrelated_store(store: BaseSessionStore) -> None:
 async def test_turn_of_other_conversation_inside(store: BaseSessionStore) -> None:
     """A turn of another conversation inside a turn is a commit of its own, which the outer one's failure leaves."""
     outer, inner = await store.get_or_create("outer", SUPPORT), await store.get_or_create("inner", SUPPORT)
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with outer.turn():
             await outer.add_message(user("lost"))
             async with inner.turn():
                 await inner.add_message(user("kept"))
                 assert texts(outer.history) == ["lost"]
             assert texts(outer.history) == ["lost"]
-            raise Broken
+            raise BrokenError
     assert (texts(outer.history), texts(inner.history)) == ([], ["kept"])
 
 
@@ -594,11 +606,11 @@ async def test_failed_turn_lets_the_next_run(store: BaseSessionStore) -> None:
     """A queued turn runs after one that failed."""
     session = await store.get_or_create("s", SUPPORT)
     tasks: list[asyncio.Task[None]] = []
-    with suppress(Broken):
+    with suppress(BrokenError):
         async with session.turn():
             tasks.append(asyncio.create_task(outside(session.add_message(user("next")))))
             await queued(store, 1)
-            raise Broken
+            raise BrokenError
     await tasks[0]
     assert texts(session.history) == ["next"]
 
@@ -641,10 +653,10 @@ async def test_failed_in_another_task(store: BaseSessionStore) -> None:
 
     async def leave() -> None:
         async with stack:
-            raise Broken
+            raise BrokenError
 
     await asyncio.create_task(enter())
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         await asyncio.create_task(leave())
     await say(session, "again")
     assert texts(session.history) == ["again", "again!"]
@@ -695,7 +707,7 @@ async def test_alone_fails() -> None:
     session = SessionContext("s", SUPPORT, metadata={"old": 1})
     session.state["old"] = 1
     await by_exception(session)
-    assert (session.history, session.state, session.metadata) == ([], {"old": 1}, {"old": 1})
+    assert (list(session.history), dict(session.state), dict(session.metadata)) == ([], {"old": 1}, {"old": 1})
     assert session.active_agent is SUPPORT
 
 

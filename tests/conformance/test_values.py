@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from chatflow.core.messages import FilePart, ImagePart, Message, Role, TextPart, ToolCall, ToolResult
+from chatflow.core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, ToolResult
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import SessionStateError, UnstorableValueError
 from tests.conformance.conftest import Restart
@@ -255,9 +255,7 @@ async def test_unstorable_replacement(store: BaseSessionStore) -> None:
     assert session.metadata == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"a": object()}, {1: "a"}, [("a", 1)], "a"], ids=["object", "key", "pairs", "text"]
-)
+@pytest.mark.parametrize("wrong", [{"a": object()}, {1: "a"}, [("a", 1)], "a"], ids=["object", "key", "pairs", "text"])
 async def test_unstorable_metadata_at_creation(store: BaseSessionStore, wrong: Any) -> None:
     """Metadata that can't be kept is refused by get_or_create, and nothing is created or merged."""
     with pytest.raises(SessionStateError):
@@ -344,7 +342,11 @@ async def test_values_come_back_equal(store: BaseSessionStore, restart: Restart,
 
 async def test_messages_come_back_equal(store: BaseSessionStore, restart: Restart) -> None:
     """Every field of a message is the same after a restart."""
-    parts = [TextPart("a"), ImagePart(url="https://x/y.png"), FilePart(data=b"\x00", media_type="a/b", filename="f")]
+    parts: list[Part] = [
+        TextPart("a"),
+        ImagePart(url="https://x/y.png"),
+        FilePart(data=b"\x00", media_type="a/b", filename="f"),
+    ]
     messages = [
         Message(Role.SYSTEM, "be brief", timestamp=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
         Message(Role.USER, parts),

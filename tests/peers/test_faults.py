@@ -231,15 +231,16 @@ async def test_conversation_goes_on_after_a_timeout(subject: Subject, path: Path
 
 async def time_out_in_a_tool(subject: Subject, path: Path) -> None:
     """One turn whose time is up while its tool runs."""
-    with anyio.CancelScope() as scope:
+    scope = anyio.CancelScope()
 
-        async def look_up() -> str:
-            """Look it up."""
-            scope.deadline = anyio.current_time()
-            await anyio.sleep_forever()
-            return "never"
+    async def look_up() -> str:
+        """Look it up."""
+        scope.deadline = anyio.current_time()
+        await anyio.sleep_forever()
+        return "never"
 
-        async with subject.open(path) as store:
+    async with subject.open(path) as store:
+        with scope:
             await store.bot(says([Call("c1", "look_up")]), tools=[look_up]).answer("s", "q1")
     assert scope.cancelled_caught
 

@@ -51,4 +51,4 @@ def store(open_store: OpenStore) -> SQLiteSessionStore:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds a database is not waited for long."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.2)

@@ -52,6 +52,14 @@ async def say(session: SessionContext, *said: str) -> None:
             await session.add_message(Message(Role.USER, text))
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run on until *condition* holds."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
 def database_of(store: SQLiteSessionStore) -> Database:
     """The store's database."""
     return store._database

@@ -6,6 +6,7 @@ A program says in lines of JSON how far it is, and goes on when it is told.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ from chatflow.core.messages import Message, Role
 from chatflow.exceptions import StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.sqlite.files import SUPPORT, database_of, held, say
+from tests.sqlite.files import SUPPORT, held, say, until
 
 
 def tell(value: object) -> None:
@@ -91,19 +92,12 @@ async def hold(path: str) -> None:
         session = await store.get_or_create("s", SUPPORT)
         async with session.turn():
             await session.add_message(Message(Role.USER, "from the other process"))
-            other = asyncio.create_task(say(session, "behind it"), context=_no_context())
-            while not store.line._waiters:
-                await asyncio.sleep(0)
+            other = asyncio.create_task(say(session, "behind it"), context=contextvars.Context())
+            await until(lambda: store.line._waiters)
             tell("holding")
             await wait()
         await other
     tell("done")
-
-
-def _no_context() -> Any:
-    import contextvars
-
-    return contextvars.Context()
 
 
 async def talk(path: str, turns: str) -> None:
@@ -153,7 +147,6 @@ async def no_room(path: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         await store.get_or_create("big", SUPPORT, big)
         said.append(await store.get("big") is not None)
-        assert database_of(store).holder
     tell(said)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import threading
 from collections.abc import Callable, Coroutine
@@ -9,12 +10,14 @@ from typing import Any, Final
 
 import pytest
 
+from chatflow.core.records import Key, NewSession, Place, Ticket
+from chatflow.core.values import EMPTY
 from chatflow.exceptions import StoreClosedError
 from chatflow.sqlite import database as module
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, Gate, around, database_of, query, say
+from tests.sqlite.files import SUPPORT, Gate, around, database_of, query, say, until
 
 
 def _mark(name: str) -> Callable[[Connection], bool]:
@@ -199,8 +202,7 @@ async def test_closing_cancelled(store: SQLiteSessionStore, open_store: OpenStor
     gate = Gate(database_of(store))
     await gate.close()
     closing = asyncio.create_task(store.aclose())
-    while not database_of(store)._closed:
-        await asyncio.sleep(0)
+    await until(lambda: database_of(store)._closed)
     closing.cancel()
     await asyncio.wait([closing])
     await gate.open()
@@ -217,12 +219,10 @@ async def test_opened_while_closing(store: SQLiteSessionStore, open_store: OpenS
     marking = asyncio.create_task(database.write(_mark("first"), durable=True))
     await asyncio.sleep(0)
     closing = asyncio.create_task(store.aclose())
-    while not database._closed:
-        await asyncio.sleep(0)
+    await until(lambda: database._closed)
     second = open_store()
     looking = asyncio.create_task(second.get("s"))
-    while database_of(second).predecessor is not database:
-        await asyncio.sleep(0)
+    await until(lambda: database_of(second).predecessor is database)
     assert database_of(second) is not database
     await gate.open()
     await marking
@@ -230,6 +230,11 @@ async def test_opened_while_closing(store: SQLiteSessionStore, open_store: OpenS
     await looking
     assert query(path, "SELECT key FROM chatflow_meta WHERE key = 'first'") == ["first"]
     assert not module._closing
+
+
+def _run_and_collect(coroutine: Coroutine[Any, Any, object]) -> None:
+    asyncio.run(coroutine)
+    gc.collect()
 
 
 def test_forgotten_store(path: Path) -> None:
@@ -243,8 +248,7 @@ def test_forgotten_store(path: Path) -> None:
         await store.get("s")
 
     with pytest.warns(ResourceWarning, match=r"chat\.db.* was never closed"):
-        asyncio.run(forget())
-        gc.collect()
+        _run_and_collect(forget())
     for thread in set(threading.enumerate()) - before:
         thread.join()
     assert around(path) == [path.name]
@@ -263,8 +267,7 @@ def test_one_of_two_forgotten(path: Path) -> None:
         await store.aclose()
 
     with pytest.warns(ResourceWarning, match="never closed"):
-        asyncio.run(forget())
-        gc.collect()
+        _run_and_collect(forget())
     asyncio.run(go_on())
 
 
@@ -279,8 +282,7 @@ def test_forgotten_in_memory(spelling: str, path: Path) -> None:
     SQLiteSessionStore(address)
     gc.collect()
     with pytest.warns(ResourceWarning, match="never closed") as warned:
-        asyncio.run(use(SQLiteSessionStore(address)))
-        gc.collect()
+        _run_and_collect(use(SQLiteSessionStore(address)))
     assert len(warned) == 1
 
 
@@ -293,15 +295,66 @@ def test_constructor_touches_nothing(path: Path) -> None:
     assert (around(path), set(threading.enumerate())) == ([], before)
 
 
-async def test_closed_before_anything(store: SQLiteSessionStore, path: Path) -> None:
+@pytest.mark.parametrize("spelling", ["file", ":memory:"])
+async def test_closed_before_anything(spelling: str, path: Path, open_store: OpenStore) -> None:
     """A store of which only the line of waiters was asked for starts no thread when it is closed."""
     before = set(threading.enumerate())
+    store = open_store(path if spelling == "file" else spelling)
     store.line.wake_all()
     await store.aclose()
     assert (around(path), set(threading.enumerate())) == ([], before)
+
+
+async def test_line_after_close(store: SQLiteSessionStore) -> None:
+    """A store that was closed unused has no line of waiters."""
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        store.line.wake_all()
+
+
+async def test_database_after_close(store: SQLiteSessionStore) -> None:
+    """What comes to the database after it was closed is refused, also where its store was asked before."""
+    await store.get("s")
+    database = database_of(store)
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        await database.read(lambda _: None)
 
 
 async def test_unknown_keyword(path: Path) -> None:
     """A keyword that is none of the constructor's is a TypeError, busy_timeout among them."""
     with pytest.raises(TypeError, match="busy_timeout"):
         SQLiteSessionStore(path, busy_timeout=5000)  # type: ignore[call-arg]
+
+
+async def test_row_taken_away(store: SQLiteSessionStore, path: Path) -> None:
+    """A turn that waits and whose row was taken away queues again, and is done."""
+    session = await store.get_or_create("s", SUPPORT)
+    async with session.turn():
+        waiting = asyncio.create_task(say(session, "hello"), context=contextvars.Context())
+        await until(lambda: store.line._waiters)
+        query(path, "DELETE FROM chatflow_turns WHERE state = 'queued'")
+        store.line.wake_all()
+        await until(lambda: query(path, "SELECT max(turn_id) FROM chatflow_turns") == [3])
+    await waiting
+    assert [message.text for message in session.history] == ["hello"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_created_with_its_first_turn(there: bool, store: SQLiteSessionStore) -> None:
+    """A turn of a conversation that nobody has seen yet creates it in the same operation, or finds it there."""
+    if there:
+        await store.get_or_create("s", SUPPORT)
+    ticket = Ticket(
+        key=Key("", "s"),
+        known=None,
+        new=NewSession(agent_name="Support", metadata=EMPTY, max_turns=None),
+        agent_name="Support",
+        claim=None,
+        ancestors=(),
+    )
+    place = await store.queue_turn(ticket)
+    assert isinstance(place, Place)
+    assert place.running
+    assert place.session is not None
+    assert await store.get("s") is not None

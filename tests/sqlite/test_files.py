@@ -80,7 +80,7 @@ async def test_not_ours(kind: str, path: Path, open_store: OpenStore) -> None:
     store = open_store()
     with pytest.raises(StoreFormatError, match=reason) as caught:
         await store.get_or_create("s", SUPPORT)
-    assert (caught.value.store, str(path) in str(caught.value)) == (str(path), True)
+    assert (caught.value.store, path.name in str(caught.value)) == (str(path), True)
     await store.aclose()
     assert (path.read_bytes(), around(path)) == (before, files)
 

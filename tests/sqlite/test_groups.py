@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from chatflow.exceptions import StoreBusyError, StoreError
-from chatflow.sqlite.database import Connection, Database
+from chatflow.sqlite.database import Connection, Database, FileDatabase
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, Gate, around, database_of, held, query, together
+from tests.sqlite.files import SUPPORT, Gate, around, database_of, held, query, together, until
 
 NOTES = "SELECT text FROM notes ORDER BY text"
 
@@ -79,8 +79,8 @@ async def test_disk_full(store: SQLiteSessionStore, path: Path) -> None:
         asyncio.create_task(store.get_or_create(f"s{number}", SUPPORT, {"x": "y" * 1_000_000 if number == 2 else ""}))
         for number in range(8)
     ]
-    while len(database._waiting) < 8:  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
+    assert isinstance(database, FileDatabase)
+    await until(lambda: len(database._waiting) == 8)
     await gate.open()
     told = await asyncio.gather(*tasks, return_exceptions=True)
     assert [number for number, outcome in enumerate(told) if isinstance(outcome, StoreError)] == [2]
@@ -109,6 +109,19 @@ def _break(connection: Connection) -> None:
     raise BrokenError
 
 
+async def test_alone_undone(database: Database, path: Path) -> None:
+    """An operation that is alone and whose error undoes the transaction is refused, and the next write works."""
+
+    def undo(connection: Connection) -> None:
+        connection.execute("ROLLBACK")
+        raise BrokenError
+
+    with pytest.raises(BrokenError):
+        await database.write(undo, durable=True)
+    assert await database.write(note("a"), durable=True) == "a"
+    assert query(path, NOTES) == ["a"]
+
+
 async def test_own_error(database: Database, path: Path) -> None:
     """An operation's own error is raised as it is, leaves nothing of it, and its neighbours are stored."""
     told = await together(database, [note("a"), _break, note("b")])
@@ -125,7 +138,7 @@ async def test_driver_error(database: Database, path: Path) -> None:
 
 
 async def test_commit_fails(database: Database, path: Path) -> None:
-    """A COMMIT that fails is everyone's error, an error each, and nothing of the group is stored; the next write works."""
+    """A COMMIT that fails is an error for each, nothing of the group is stored, and the next write works."""
     told = await together(database, [note("a"), orphan, note("b")])
     assert [type(each) for each in told] == [StoreError] * 3
     assert "FOREIGN KEY" in str(told[0])
@@ -205,6 +218,27 @@ async def test_rollback_fails(failing: type[Failing], database: Database, path: 
     failing.before.clear()
     assert await database.write(note("a"), durable=True) == "a"
     assert query(path, NOTES) == ["a"]
+
+
+async def test_opening_fails(failing: type[Failing], path: Path, open_store: OpenStore) -> None:
+    """A new file whose first COMMIT fails is as good as new, and the next operation opens it."""
+    failing.before.add("COMMIT")
+    store = open_store()
+    with pytest.raises(StoreError, match="disk I/O error"):
+        await store.get("s")
+    assert query(path, "SELECT * FROM sqlite_master") == []
+    failing.before.clear()
+    assert await store.get("s") is None
+
+
+async def test_reading_connection_fails(failing: type[Failing], store: SQLiteSessionStore) -> None:
+    """A reading connection that can't be opened is an error for who reads; writing goes on, and closing works."""
+    await store.mark_message_processed("m")
+    failing.before.add("PRAGMA foreign_keys=ON")
+    with pytest.raises(StoreError, match="disk I/O error"):
+        await store.get("s")
+    assert await store.mark_message_processed("n")
+    await store.aclose()
 
 
 async def test_close_fails_to_tidy(failing: type[Failing], database: Database, store: SQLiteSessionStore) -> None:

@@ -49,6 +49,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files_that_sqlite_makes(spelling: str) -> list[str]:
+    """What SQLite itself makes of a spelling."""
     with closing(sqlite3.connect(spelling, uri=spelling.startswith("file:"))) as connection:
         connection.execute("CREATE TABLE t (x)")
         connection.commit()
@@ -142,7 +143,9 @@ async def test_relative(tmp_path: Path, open_store: OpenStore, monkeypatch: pyte
     assert {"chat.db", "disk.db"} <= {each.name for each in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("spellings", [("chat.db", "./x/../chat.db"), ("chat.db", "file:chat.db"), ("chat.db", Path("chat.db"))])
+@pytest.mark.parametrize(
+    "spellings", [("chat.db", "./x/../chat.db"), ("chat.db", "file:chat.db"), ("chat.db", Path("chat.db"))]
+)
 async def test_one_database_a_file(spellings: tuple[Any, Any], open_store: OpenStore) -> None:
     """Two stores of a process on one file share its two threads."""
     before = set(threading.enumerate())

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import traceback
 from pathlib import Path
 
 import pytest
 
-from chatflow.exceptions import StoreBusyError
+from chatflow.exceptions import StoreBusyError, StoreClosedError
 from chatflow.sqlite.holder import new_holder
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, connect, query, say
+from tests.sqlite.files import SUPPORT, connect, query, say, until
 from tests.sqlite.processes import all_at_once, started
 
 
@@ -55,8 +56,7 @@ async def test_waits_for_other_process(path: Path, open_store: OpenStore) -> Non
         session = await open_store().get_or_create("s", SUPPORT)
         assert session.history == []
         mine = asyncio.create_task(say(session, "mine"))
-        while not session.store.line._waiters:
-            await asyncio.sleep(0)
+        await until(lambda: session.store.line._waiters)
         other.go_on()
         await mine
         assert [message.text for message in session.history] == ["from the other process", "behind it", "mine"]
@@ -149,7 +149,6 @@ async def test_held_for_a_moment(path: Path, open_store: OpenStore) -> None:
 
 def test_forked(path: Path) -> None:
     """A process that is forked refuses its parent's store, uses one of its own, and the parent goes on."""
-    from chatflow.exceptions import StoreClosedError
 
     async def refused(store: SQLiteSessionStore) -> str:
         try:
@@ -189,9 +188,7 @@ def test_forked(path: Path) -> None:
     if not child:
         try:
             asyncio.run(in_child(*stores))
-        except BaseException:
-            import traceback
-
+        except BaseException:  # noqa: BLE001  # nothing of the test may go on in the child
             traceback.print_exc()
             os._exit(1)
         os._exit(0)

@@ -26,12 +26,12 @@ ON_OPENING: Final = {
 
 def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
-    found = {}
-    for module in (statements, database, schema):
-        for name, value in vars(module).items():
-            if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value):
-                found[name] = value
-    return found
+    return {
+        name: value
+        for module in (statements, database, schema)
+        for name, value in vars(module).items()
+        if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
+    }
 
 
 STATEMENTS: Final = all_statements()

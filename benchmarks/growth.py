@@ -59,7 +59,9 @@ def main() -> None:
         stores = {"SessionStore": SessionStore(), "SQLite file": SQLiteSessionStore(Path(folder) / "chat.db")}
         for name, store in stores.items():
             ratio, same = asyncio.run(grow(store, options.total, options.sample))
-            print(f"{name:12}  last/first {options.sample:,} of {options.total:,}: {ratio:.2f}  equals prune(all): {same}")
+            print(
+                f"{name:12}  last/first {options.sample:,} of {options.total:,}: {ratio:.2f}  equals prune(all): {same}"
+            )
 
 
 if __name__ == "__main__":

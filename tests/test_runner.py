@@ -21,8 +21,8 @@ from chatflow.exceptions import (
     SessionDeletedError,
     SessionStateError,
 )
-from chatflow.running.loop import Registry
 from chatflow.runner import Runner
+from chatflow.running.loop import Registry
 from tests.runs import Barrier, PausingEngine, session_of, texts
 
 if TYPE_CHECKING:

@@ -374,8 +374,11 @@ class SessionStore(BaseSessionStore):
         expired_before = self._expired_before()
         oldest = islice(self._processed.items(), limit)
         expired = [place for place, processed in oldest if processed.at < expired_before]
-        for place in expired:
-            del self._processed[place]
+        for scope, message_id in expired:
+            del self._processed[scope, message_id]
+            session = self._sessions.get(scope)
+            if session is not None:
+                session.answered.discard(message_id)
         return len(expired)
 
     async def close(self) -> None:

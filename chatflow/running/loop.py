@@ -8,7 +8,6 @@ from typing import Any, Final, cast
 
 import attrs
 
-from chatflow.running.batch import Batch, error_result
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
@@ -17,6 +16,7 @@ from chatflow.core.session import SessionContext
 from chatflow.core.tools import Tool
 from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import UnmatchedToolResultError, shorten
+from chatflow.running.batch import Batch, error_result
 from chatflow.running.slots import Slot
 
 logger = logging.getLogger("chatflow.runner")

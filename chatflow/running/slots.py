@@ -98,4 +98,3 @@ def give_back_slots() -> None:
     for slot in _entered.get():
         if slot.loop is loop:  # another loop's belongs to another thread
             slot.give_back()
-

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import attrs
+import orjson
 
 from chatflow.core.codec import (
     message_from_json,
@@ -122,31 +123,33 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     if created or not new.metadata:
         return snapshot
     metadata = FrozenDict({**snapshot.metadata, **new.metadata})
-    version = _update(connection, snapshot.session_key, now, metadata=metadata)
+    version = _update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)
+    assert version is not None
     return attrs.evolve(snapshot, version=version, metadata=metadata)
 
 
 def _update(
     connection: Connection,
     session_key: int,
+    seen: int,
     now: str,
     *,
     metadata: FrozenDict | None = None,
     agent_name: str | None = None,
     state_json: str | None = None,
-) -> int:
+) -> int | None:
     row = connection.execute(
         statements.UPDATE_SESSION,
         {
             "session_key": session_key,
+            "seen": seen,
             "active_agent_name": agent_name,
             "metadata_json": None if metadata is None else values_to_json(metadata),
             "state_json": state_json,
             "now": now,
         },
     ).fetchone()
-    version: int = row[0]
-    return version
+    return None if row is None else row[0]
 
 
 def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
@@ -219,32 +222,27 @@ def queue(
         answered = find_processed(key, claim.message_id, expired_before, connection)
         if answered is not None:
             return answered
+    session: Snapshot | Seen | None = None
     if ticket.known is None:
         assert ticket.new is not None
-        session: Snapshot | Seen = create(key, ticket.new, now, connection)
+        session = create(key, ticket.new, now, connection)
+        known = session.known
     else:
-        session = load(key, ticket.known, connection)
-    if session is Seen.UNCHANGED:
-        assert ticket.known is not None
-        session_key = ticket.known.session_key
-    elif isinstance(session, Snapshot) and (ticket.known is None or session.session_key == ticket.known.session_key):
-        session_key = session.session_key
-    else:
-        return Lost.SESSION
+        known = ticket.known
     if claim is not None:
         row = connection.execute(
-            statements.TURN_OF_MESSAGE, {"session_key": session_key, "message_id": claim.message_id}
+            statements.TURN_OF_MESSAGE, {"session_key": known.session_key, "message_id": claim.message_id}
         ).fetchone()
         if row is not None:
             return InProgress(row[1], row[0])
     if ticket.ancestors:
-        awaited = connection.execute(statements.WAITS_FOR, {"session_key": session_key})
+        awaited = connection.execute(statements.WAITS_FOR, {"session_key": known.session_key})
         if not {row[0] for row in awaited}.isdisjoint(ticket.ancestors):
             return Cycle()
-    turn_id, running = connection.execute(
+    row = connection.execute(
         statements.QUEUE_TURN,
         {
-            "session_key": session_key,
+            "session_key": known.session_key,
             "holder": holder,
             "agent_name": ticket.agent_name,
             "message_id": None if claim is None else claim.message_id,
@@ -253,12 +251,17 @@ def queue(
             "now": now,
         },
     ).fetchone()
+    if row is None:
+        return Lost.SESSION
+    turn_id, running, version = row
+    if running and version != known.version:
+        session = load(key, known, connection)
     return Place(
         turn_id=turn_id,
         running=bool(running),
         attempt=int(running),
-        behind_own=bool(running) or _is_behind(holder, session_key, turn_id, connection),
-        session=session if isinstance(session, Snapshot) else None,
+        behind_own=bool(running) or _is_behind(holder, known.session_key, turn_id, connection),
+        session=session if running and isinstance(session, Snapshot) else None,
     )
 
 
@@ -290,9 +293,9 @@ def _lost(key: Key, known: Known | None, connection: Connection) -> Lost:
     return Lost.SESSION if gone else Lost.TURN
 
 
-def rows_of(session_key: int, start: int, messages: Iterable[Message]) -> list[tuple[int, int, str]]:
-    """The rows of *messages*, from the place *start* on."""
-    return [(session_key, start + index, message_to_json(message)) for index, message in enumerate(messages)]
+def texts_of(messages: Iterable[Message]) -> str:
+    """*messages* as one list of their texts, for one statement to write."""
+    return orjson.dumps([message_to_json(message) for message in messages]).decode()
 
 
 @attrs.frozen(kw_only=True)
@@ -301,7 +304,8 @@ class WriteCommit:
 
     commit: Commit
     key: Key
-    rows: list[tuple[int, int, str]]
+    system_texts: str
+    body_texts: str
     state_json: str | None
     response_json: str | None
     holder: str
@@ -330,27 +334,33 @@ class WriteCommit:
                 self.expired_before,
                 connection,
             )
-        return Committed(version, metadata, _next_turn(base.session_key, self.holder, connection))
+        return Committed(version, metadata, ended[1])
 
     def _write_session(self, connection: Connection) -> tuple[int, FrozenDict]:
-        commit, session_key = self.commit, self.commit.snapshot.session_key
-        metadata: FrozenDict | None = None
-        before, text = connection.execute(statements.READ_METADATA, {"session_key": session_key}).fetchone()
-        if before != commit.snapshot.version:
-            metadata = _values(self.key, f"chatflow_sessions, session_key {session_key}, metadata_json", text)
-            kept = {name: value for name, value in metadata.items() if name not in commit.metadata_removed}
-            metadata = FrozenDict({**kept, **commit.metadata_set})
-        elif commit.metadata_set or commit.metadata_removed:
-            metadata = commit.snapshot.metadata
-        version = _update(
+        commit, base = self.commit, self.commit.snapshot
+        changed = bool(commit.metadata_set or commit.metadata_removed)
+        version = self._update(connection, base.version, base.metadata if changed else None)
+        if version is not None:
+            return version, base.metadata
+        # Somebody has merged metadata since the turn began, without a turn: ours joins it, key by key.
+        seen, text = connection.execute(statements.READ_METADATA, {"session_key": base.session_key}).fetchone()
+        theirs = _values(self.key, f"chatflow_sessions, session_key {base.session_key}, metadata_json", text)
+        kept = {name: value for name, value in theirs.items() if name not in commit.metadata_removed}
+        merged = FrozenDict({**kept, **commit.metadata_set})
+        version = self._update(connection, seen, merged)
+        assert version is not None
+        return version, merged
+
+    def _update(self, connection: Connection, seen: int, metadata: FrozenDict | None) -> int | None:
+        return _update(
             connection,
-            session_key,
+            self.commit.snapshot.session_key,
+            seen,
             self.now,
             metadata=metadata,
-            agent_name=commit.agent_name,
+            agent_name=self.commit.agent_name,
             state_json=self.state_json,
         )
-        return version, commit.snapshot.metadata if metadata is None else metadata
 
     def _write_messages(self, connection: Connection) -> None:
         commit, session_key = self.commit, self.commit.snapshot.session_key
@@ -360,18 +370,22 @@ class WriteCommit:
             connection.execute(
                 statements.DELETE_MESSAGES_BEFORE, {"session_key": session_key, "place": commit.drop_before}
             )
-        connection.executemany(statements.INSERT_MESSAGE, self.rows)
-
-
-def _next_turn(session_key: int, holder: str, connection: Connection) -> int | None:
-    row = connection.execute(statements.NEXT_TURN, {"session_key": session_key}).fetchone()
-    return row[0] if row is not None and row[1] == holder else None
+        if commit.systems:
+            place = system_place(commit.system_start)
+            connection.execute(
+                statements.INSERT_MESSAGES, {"session_key": session_key, "place": place, "texts": self.system_texts}
+            )
+        if commit.bodies:
+            connection.execute(
+                statements.INSERT_MESSAGES,
+                {"session_key": session_key, "place": commit.body_start, "texts": self.body_texts},
+            )
 
 
 def leave(turn_id: int, holder: str, connection: Connection) -> int | None:
     """Give a place back, and tell which row of ours comes next."""
     row = connection.execute(statements.LEAVE_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
-    return None if row is None else _next_turn(row[0], holder, connection)
+    return None if row is None else row[1]
 
 
 def turn_exists(turn_id: int, connection: Connection) -> bool:

@@ -35,20 +35,21 @@ UPDATE_SESSION: Final[LiteralString] = """
         state_json = coalesce(:state_json, state_json),
         version = (SELECT max(version) + 1 FROM chatflow_sessions),
         updated_at = :now
-    WHERE session_key = :session_key
+    WHERE session_key = :session_key AND version = :seen
     RETURNING version
 """
-"""What changed of a conversation; None leaves a column as it is. The new version is above all others."""
+"""What changed of a conversation since the version seen; None leaves a column. The new version is above all."""
 
 READ_METADATA: Final[LiteralString] = """
     SELECT version, metadata_json FROM chatflow_sessions WHERE session_key = :session_key
 """
 """What a commit merges its metadata into: others may have merged theirs since the turn began."""
 
-INSERT_MESSAGE: Final[LiteralString] = """
-    INSERT INTO chatflow_messages (session_key, place, message_json) VALUES (?, ?, ?)
+INSERT_MESSAGES: Final[LiteralString] = """
+    INSERT INTO chatflow_messages (session_key, place, message_json)
+    SELECT :session_key, :place + key, value FROM json_each(:texts)
 """
-"""One message."""
+"""Messages in a row. One statement for all: between two, the thread may have to wait for the interpreter's lock."""
 
 DELETE_MESSAGES_BEFORE: Final[LiteralString] = """
     DELETE FROM chatflow_messages WHERE session_key = :session_key AND place >= 0 AND place < :place
@@ -89,12 +90,17 @@ QUEUE_TURN: Final[LiteralString] = """
     INSERT INTO chatflow_turns
         (session_key, state, holder, attempt, agent_name, message_id, digest, parent, queued_at)
     SELECT
-        :session_key, iif(line.is_empty, 'running', 'queued'), :holder, line.is_empty,
+        line.session_key, iif(line.is_empty, 'running', 'queued'), :holder, line.is_empty,
         :agent_name, :message_id, :digest, :parent, :now
-    FROM (SELECT NOT EXISTS (SELECT 1 FROM chatflow_turns WHERE session_key = :session_key) AS is_empty) AS line
-    RETURNING turn_id, state = 'running'
+    FROM (
+        SELECT session_key, NOT EXISTS (SELECT 1 FROM chatflow_turns WHERE session_key = :session_key) AS is_empty
+        FROM chatflow_sessions WHERE session_key = :session_key
+    ) AS line
+    RETURNING
+        turn_id, state = 'running',
+        (SELECT version FROM chatflow_sessions WHERE chatflow_sessions.session_key = chatflow_turns.session_key)
 """
-"""A place in the conversation's line, running at once where the line is empty."""
+"""A place in the conversation's line, running at once where the line is empty; none if the conversation is gone."""
 
 START_TURN: Final[LiteralString] = """
     UPDATE chatflow_turns SET state = 'running', attempt = attempt + 1
@@ -131,19 +137,23 @@ TURNS_OF_SESSION: Final[LiteralString] = "SELECT turn_id FROM chatflow_turns WHE
 END_TURN: Final[LiteralString] = """
     DELETE FROM chatflow_turns
     WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt
-    RETURNING session_key
+    RETURNING turn_id, (
+        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
+        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id > chatflow_turns.turn_id
+        ORDER BY next.turn_id LIMIT 1
+    )
 """
-"""The fence: a commit deletes its own row, and changes nothing where there is none."""
+"""The fence: a commit deletes its own row, and changes nothing where there is none. Tells which row of ours is next."""
 
 LEAVE_TURN: Final[LiteralString] = """
-    DELETE FROM chatflow_turns WHERE turn_id = :turn_id AND holder = :holder RETURNING session_key
+    DELETE FROM chatflow_turns WHERE turn_id = :turn_id AND holder = :holder
+    RETURNING turn_id, (
+        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
+        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id > chatflow_turns.turn_id
+        ORDER BY next.turn_id LIMIT 1
+    )
 """
-"""A place given back."""
-
-NEXT_TURN: Final[LiteralString] = """
-    SELECT turn_id, holder FROM chatflow_turns WHERE session_key = :session_key ORDER BY turn_id LIMIT 1
-"""
-"""The first in a conversation's line."""
+"""A place given back. Tells which row of ours is next, which may still have others before it."""
 
 WAITS_FOR: Final[LiteralString] = """
     WITH RECURSIVE awaited (turn_id, session_key) AS (

@@ -28,7 +28,6 @@ from chatflow.core.records import (
     SessionInfo,
     Snapshot,
     Ticket,
-    system_place,
 )
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
@@ -91,6 +90,8 @@ class SQLiteSessionStore(BaseSessionStore):
 
     @property
     def _database(self) -> Database:
+        if self._opened is not None:
+            return self._opened
         with self._opening:
             if self._opened is None:
                 if self._closed:
@@ -167,9 +168,9 @@ class SQLiteSessionStore(BaseSessionStore):
 
     async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
         """Look the claim up, insert the row, start it where the line is empty."""
-        now, expired_before = _text(self._clock()), self._expired_before()
-        holder = self._database.holder
-        return await self._write(operations.queue, ticket, holder, now, expired_before, durable=False)
+        now = _text(self._clock())
+        expired_before = now if ticket.claim is None else self._expired_before()
+        return await self._write(operations.queue, ticket, self._database.holder, now, expired_before, durable=False)
 
     async def start_turn(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
         """Start the row, or tell who is before it."""
@@ -178,21 +179,19 @@ class SQLiteSessionStore(BaseSessionStore):
     async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
         """Write the difference."""
         # Encoded before it is queued: an error here has changed nothing, and the writing thread only writes.
-        rows = [
-            *operations.rows_of(commit.snapshot.session_key, system_place(commit.system_start), commit.systems),
-            *operations.rows_of(commit.snapshot.session_key, commit.body_start, commit.bodies),
-        ]
         state = None if commit.state is None else values_to_json(commit.state)
         response = None if commit.response is None else response_to_json(commit.response)
+        now = _text(self._clock())
         write = operations.WriteCommit(
             commit=commit,
             key=key,
-            rows=rows,
+            system_texts=operations.texts_of(commit.systems),
+            body_texts=operations.texts_of(commit.bodies),
             state_json=state,
             response_json=response,
             holder=self._database.holder,
-            now=_text(self._clock()),
-            expired_before=self._expired_before(),
+            now=now,
+            expired_before=now if commit.claim is None else self._expired_before(),
         )
         return await self._write(write)
 

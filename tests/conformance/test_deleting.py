@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from chatflow.core.messages import Message
-from chatflow.core.records import NewSession
+from chatflow.core.records import Lost, NewSession, Ticket
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import EMPTY
@@ -214,6 +214,16 @@ async def test_old_session_and_id_used_anew(store: BaseSessionStore) -> None:
     after = await stored(store, "s")
     assert after is not None
     assert after["state"] == {}
+
+
+async def test_place_in_deleted_conversation(store: BaseSessionStore) -> None:
+    """A turn of a conversation that was deleted gets no place in the line of the one created anew under its id."""
+    session = await store.get_or_create("s", SUPPORT)
+    ticket = Ticket(key=session.key, known=session.known, new=None, agent_name="Support", claim=None, ancestors=())
+    await store.delete("s")
+    assert await store.queue_turn(ticket) is Lost.SESSION
+    await store.get_or_create("s", SUPPORT)
+    assert await store.queue_turn(ticket) is Lost.SESSION
 
 
 async def test_what_a_deleted_session_shows(store: BaseSessionStore) -> None:

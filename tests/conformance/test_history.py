@@ -282,6 +282,18 @@ async def test_clear_history_is_durable(store: BaseSessionStore, restart: Restar
     assert texts((await (await restart(store)).messages("s")).items) == ["new", "new!"]
 
 
+async def test_history_begun_anew_in_one_turn(store: BaseSessionStore, restart: Restart) -> None:
+    """A turn that clears the history and says something else has all of that, system messages too, after a restart."""
+    session = await store.get_or_create("s", SUPPORT)
+    await session.add_message(system("be brief"))
+    await say(session, "old")
+    async with session.turn():
+        await session.clear_history()
+        await session.add_message(user("new"))
+        await session.add_message(system("be kind"))
+    assert texts((await (await restart(store)).messages("s")).items) == ["be kind", "new"]
+
+
 async def test_clear_history_in_failed_turn(store: BaseSessionStore) -> None:
     """A turn that clears the history and fails leaves it."""
     session = await store.get_or_create("s", SUPPORT)

@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster
 
 from chatflow.sqlite import database, schema
 from chatflow.sqlite.store import SQLiteSessionStore
 
 OpenStore = Callable[..., SQLiteSessionStore]
-
-
-@pytest.fixture(autouse=True)
-def _folder_may_be_asked_for(fence: BlockBuster) -> None:
-    """A relative path is taken for where the program is: the kernel knows that without the disk."""
-    fence.functions["os.getcwd"].can_block_in("chatflow/sqlite/location.py", {"locate", "_locate_uri"})
 
 
 @pytest.fixture

@@ -204,8 +204,9 @@ async def test_closing_cancelled(store: SQLiteSessionStore, open_store: OpenStor
     closing = asyncio.create_task(store.aclose())
     await until(lambda: database_of(store)._closed)
     closing.cancel()
-    await asyncio.wait([closing])
     await gate.open()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
     for thread in set(threading.enumerate()) - before:
         await asyncio.to_thread(thread.join)
 

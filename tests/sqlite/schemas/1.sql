@@ -49,10 +49,9 @@ CREATE TABLE chatflow_turns (
             queued_at TEXT NOT NULL
         ) STRICT
         ;
-CREATE INDEX chatflow_turns_in_line ON chatflow_turns (session_key, turn_id);
+CREATE INDEX chatflow_turns_in_line ON chatflow_turns (session_key);
 CREATE UNIQUE INDEX chatflow_turns_one_runs ON chatflow_turns (session_key) WHERE state = 'running';
 CREATE UNIQUE INDEX chatflow_turns_one_a_message ON chatflow_turns (session_key, message_id)
         WHERE message_id IS NOT NULL
         ;
 CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL;
-CREATE INDEX chatflow_turns_by_holder ON chatflow_turns (holder);

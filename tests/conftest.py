@@ -29,7 +29,7 @@ hop to a thread would."""
 
 
 MAY_ASK_FOR_THE_FOLDER: Final = ("chatflow/sqlite/location.py", {"locate", "_locate_uri"})
-"""A relative path means the folder that is the current one when the store is made; the kernel knows it, not the disk."""
+"""A relative path means the folder that is current when the store is made; the kernel knows it, not the disk."""
 
 
 @pytest.fixture(scope="session")

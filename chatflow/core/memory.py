@@ -24,7 +24,6 @@ from chatflow.core.records import (
     Cycle,
     InProgress,
     Key,
-    Known,
     Lost,
     NewSession,
     Page,
@@ -118,15 +117,15 @@ class SessionStore(BaseSessionStore):
                 raise StoreClosedError(store=self.name)
             return function(*args)
 
-    async def load_session(self, key: Key, known: Known | None) -> Snapshot | Seen:
+    async def load_session(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         """The stored snapshot itself: frozen, so that nobody can change it."""
         return await self._operation(self._load, key, known)
 
-    def _load(self, key: Key, known: Known | None) -> Snapshot | Seen:
+    def _load(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         session = self._sessions.get(key)
         if session is None:
             return Seen.ABSENT
-        return Seen.UNCHANGED if session.snapshot.known == known else session.snapshot
+        return Seen.UNCHANGED if session.snapshot.same_as(known) else session.snapshot
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Create or merge."""
@@ -275,7 +274,7 @@ class SessionStore(BaseSessionStore):
                 waiting += [ahead for ahead in turn.session.turns.values() if ahead.turn_id < turn.turn_id]
         return False
 
-    def _place(self, turn: _Turn, known: Known | None) -> Place:
+    def _place(self, turn: _Turn, known: Snapshot | None) -> Place:
         session = turn.session
         if not turn.running and next(iter(session.turns)) == turn.turn_id:
             turn.running = True
@@ -286,18 +285,18 @@ class SessionStore(BaseSessionStore):
             running=turn.running,
             attempt=turn.attempt,
             behind_own=True,
-            session=None if snapshot.known == known or not turn.running else snapshot,
+            session=None if snapshot.same_as(known) or not turn.running else snapshot,
         )
 
-    async def start_turn(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
+    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
         """Start a row."""
         return await self._operation(self._start, turn_id, key, known)
 
-    def _start(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
+    def _start(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
         turn = self._turns.get(turn_id)
         return self._lost(key, known) if turn is None else self._place(turn, known)
 
-    def _lost(self, key: Key, known: Known | None) -> Lost:
+    def _lost(self, key: Key, known: Snapshot | None) -> Lost:
         session = self._sessions.get(key)
         gone = session is None or (known is not None and session.snapshot.session_key != known.session_key)
         return Lost.SESSION if gone else Lost.TURN
@@ -309,7 +308,7 @@ class SessionStore(BaseSessionStore):
     def _commit(self, commit: Commit, key: Key) -> Committed | Lost:
         turn = self._turns.get(commit.turn_id)
         if turn is None or not turn.running or turn.attempt != commit.attempt:
-            return self._lost(key, commit.snapshot.known)
+            return self._lost(key, commit.snapshot)
         session = turn.session
         snapshot = session.snapshot
         if commit.changes_session:

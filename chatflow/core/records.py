@@ -64,7 +64,7 @@ class Key:
 
 @attrs.frozen
 class Known:
-    """What a session object has seen last: which incarnation of its id, and which version of that."""
+    """Names a commit: which incarnation of the conversation's id, and which version of that."""
 
     session_key: int
     version: int
@@ -91,8 +91,22 @@ class Snapshot:
 
     @property
     def known(self) -> Known:
-        """What whoever holds this snapshot has seen."""
+        """Which commit it is of."""
         return Known(self.session_key, self.version)
+
+    @property
+    def end(self) -> int:
+        """The position after the last message in the history's body."""
+        return self.start + self.history.body_length
+
+    @property
+    def system_end(self) -> int:
+        """The position after the last system message."""
+        return self.system_start + self.history.system_count
+
+    def same_as(self, other: Snapshot | None) -> bool:
+        """Whether *other* is of the same commit."""
+        return other is not None and self.known == other.known
 
 
 class Seen(enum.Enum):
@@ -130,12 +144,12 @@ class Claim:
 class Ticket:
     """A turn asks for its place.
 
-    *known* is None for a conversation that is created with its first turn, as *new* says. *ancestors* are the open
-    turns that the asking code belongs to, outermost first.
+    *known* is what the asking session has seen, None for one that is created with its first turn, as *new* says.
+    *ancestors* are the open turns that the asking code belongs to, outermost first.
     """
 
     key: Key
-    known: Known | None
+    known: Snapshot | None
     new: NewSession | None
     agent_name: str
     claim: Claim | None

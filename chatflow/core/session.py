@@ -322,9 +322,9 @@ class SessionContext:
         return OwnTurn(self)
 
     @property
-    def known(self) -> Known | None:
+    def known(self) -> Snapshot | None:
         """What this object has seen of the storage; None for a conversation that does not exist yet."""
-        return self.committed.known if self.committed.session_key else None
+        return self.committed if self.committed.session_key else None
 
     def values(self, kind: Kind) -> Mapping[str, Any]:
         """Metadata or state as the running code sees it."""

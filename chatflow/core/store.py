@@ -23,7 +23,6 @@ from chatflow.core.records import (
     Cycle,
     InProgress,
     Key,
-    Known,
     Lost,
     NewSession,
     Page,
@@ -285,7 +284,7 @@ class BaseSessionStore(ABC):
         """The waiters of this process: one line for all stores of it that share a storage."""
 
     @abstractmethod
-    async def load_session(self, key: Key, known: Known | None) -> Snapshot | Seen:
+    async def load_session(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         """The conversation as it is now: UNCHANGED if that is what *known* says, ABSENT if there is none."""
 
     @abstractmethod
@@ -321,7 +320,7 @@ class BaseSessionStore(ABC):
         """
 
     @abstractmethod
-    async def start_turn(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
+    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
         """Start a queued row if no smaller one of its conversation is left."""
 
     @abstractmethod

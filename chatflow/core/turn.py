@@ -156,8 +156,7 @@ class Working:
         base = self.base
         self.window.trim(self.max_turns)
         history = self.window.history()
-        base_end = base.start + base.history.body_length
-        system_end = base.system_start + base.history.system_count
+        base_end, system_end = base.end, base.system_end
         replace = not self._continues(history)
         if replace:
             # New positions, past all that were given out: a row's position never means two messages.

@@ -26,7 +26,6 @@ from chatflow.core.records import (
     Cycle,
     InProgress,
     Key,
-    Known,
     Lost,
     NewSession,
     Page,
@@ -48,15 +47,17 @@ _PURGED_WITH_EACH_MARK: Final = 10
 """Expired ids that a mark removes: more than it adds, so that none pile up."""
 
 
-def load(key: Key, known: Known | None, connection: Connection) -> Snapshot | Seen:
+def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot | Seen:
     """The conversation with its messages, unless it is as *known*."""
     row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
     if row is None:
         return Seen.ABSENT
     session_key, version, agent_name, metadata_json, state_json, max_turns = row
-    if known == Known(session_key, version):
+    if known is not None and known.session_key != session_key:
+        known = None
+    if known is not None and known.version == version:
         return Seen.UNCHANGED
-    history, start, system_start = _load_history(key, session_key, connection)
+    history, start, system_start = _load_history(key, session_key, known, connection)
     where = f"chatflow_sessions, session_key {session_key}"
     return Snapshot(
         session_key=session_key,
@@ -86,22 +87,33 @@ def _message(key: Key, session_key: int, place: int, text: str) -> Message:
         raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
 
 
-def _load_history(key: Key, session_key: int, connection: Connection) -> tuple[History, int, int]:
+def _load_history(
+    key: Key, session_key: int, known: Snapshot | None, connection: Connection
+) -> tuple[History, int, int]:
+    """The messages, of which those that *known* has need not be read again: a place never means two messages."""
+    first_system, first = connection.execute(statements.FIRST_PLACES, {"session_key": session_key}).fetchone()
+    system_start = 0 if first_system is None else first_system - system_place(0)
+    start = first or 0
     systems: list[Message] = []
     body: list[Message] = []
-    start = system_start = 0
-    for place, text in connection.execute(statements.LOAD_MESSAGES, {"session_key": session_key}):
-        message = _message(key, session_key, place, text)
-        if place < 0:
-            system_start = system_start if systems else place - system_place(0)
-            systems.append(message)
-        else:
-            start = start if body else place
-            body.append(message)
-        expected = system_place(system_start) + len(systems) if place < 0 else start + len(body)
-        if place + 1 != expected:
-            row = f"chatflow_messages, session_key {session_key}, place {expected - 1}"
+    if known is not None and known.system_start <= system_start:
+        systems += known.history.systems_from(system_start - known.system_start)
+    if known is not None and known.start <= start:
+        body += known.history.body_from(start - known.start)
+    rows = connection.execute(
+        statements.LOAD_MESSAGES,
+        {
+            "session_key": session_key,
+            "system_place": system_place(system_start) + len(systems),
+            "place": start + len(body),
+        },
+    )
+    for place, text in rows:
+        expected = start + len(body) if place >= 0 else system_place(system_start) + len(systems)
+        if place != expected:
+            row = f"chatflow_messages, session_key {session_key}, place {expected}"
             raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
+        (body if place >= 0 else systems).append(_message(key, session_key, place, text))
     return History(systems, len(systems), body, 0, len(body)), start, system_start
 
 
@@ -226,7 +238,7 @@ def queue(
     if ticket.known is None:
         assert ticket.new is not None
         session = create(key, ticket.new, now, connection)
-        known = session.known
+        known = session
     else:
         known = ticket.known
     if claim is not None:
@@ -270,7 +282,7 @@ def _is_behind(holder: str, session_key: int, turn_id: int, connection: Connecti
     return row is not None and row[0] == holder
 
 
-def start(turn_id: int, key: Key, known: Known | None, holder: str, connection: Connection) -> Place | Lost:
+def start(turn_id: int, key: Key, known: Snapshot | None, holder: str, connection: Connection) -> Place | Lost:
     """Start the row if it is the first of its line."""
     connection.execute(statements.START_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
     row = connection.execute(statements.READ_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
@@ -287,7 +299,7 @@ def start(turn_id: int, key: Key, known: Known | None, holder: str, connection: 
     )
 
 
-def _lost(key: Key, known: Known | None, connection: Connection) -> Lost:
+def _lost(key: Key, known: Snapshot | None, connection: Connection) -> Lost:
     row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
     gone = row is None or (known is not None and row[0] != known.session_key)
     return Lost.SESSION if gone else Lost.TURN
@@ -319,7 +331,7 @@ class WriteCommit:
             statements.END_TURN, {"turn_id": commit.turn_id, "holder": self.holder, "attempt": commit.attempt}
         ).fetchone()
         if ended is None:
-            return _lost(self.key, base.known, connection)
+            return _lost(self.key, base, connection)
         version, metadata = base.version, base.metadata
         if commit.changes_session:
             version, metadata = self._write_session(connection)

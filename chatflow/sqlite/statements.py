@@ -12,10 +12,22 @@ LOAD_SESSION: Final[LiteralString] = """
 """
 """A conversation without its messages."""
 
-LOAD_MESSAGES: Final[LiteralString] = """
-    SELECT place, message_json FROM chatflow_messages WHERE session_key = :session_key ORDER BY place
+FIRST_PLACES: Final[LiteralString] = """
+    SELECT
+        (SELECT min(place) FROM chatflow_messages WHERE session_key = :session_key AND place < 0),
+        (SELECT min(place) FROM chatflow_messages WHERE session_key = :session_key AND place >= 0)
 """
-"""A conversation's messages, system messages first: their places are below all others."""
+"""Where a conversation's system messages begin, and the others."""
+
+LOAD_MESSAGES: Final[LiteralString] = """
+    SELECT place, message_json FROM chatflow_messages
+    WHERE session_key = :session_key AND place >= :system_place AND place < 0
+    UNION ALL
+    SELECT place, message_json FROM chatflow_messages
+    WHERE session_key = :session_key AND place >= :place
+    ORDER BY place
+"""
+"""A conversation's messages from two places on, system messages first: their places are below all others."""
 
 CREATE_SESSION: Final[LiteralString] = """
     INSERT INTO chatflow_sessions

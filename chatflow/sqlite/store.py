@@ -19,7 +19,6 @@ from chatflow.core.records import (
     Cycle,
     InProgress,
     Key,
-    Known,
     Lost,
     NewSession,
     Page,
@@ -140,7 +139,7 @@ class SQLiteSessionStore(BaseSessionStore):
 
     # --- conversations ---
 
-    async def load_session(self, key: Key, known: Known | None) -> Snapshot | Seen:
+    async def load_session(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         """Read on the reading thread."""
         return await self._read(operations.load, key, known)
 
@@ -172,7 +171,7 @@ class SQLiteSessionStore(BaseSessionStore):
         expired_before = now if ticket.claim is None else self._expired_before()
         return await self._write(operations.queue, ticket, self._database.holder, now, expired_before, durable=False)
 
-    async def start_turn(self, turn_id: int, key: Key, known: Known | None) -> Place | Lost:
+    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
         """Start the row, or tell who is before it."""
         return await self._write(operations.start, turn_id, key, known, self._database.holder, durable=False)
 

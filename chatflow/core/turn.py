@@ -451,6 +451,9 @@ async def give_back(store: BaseSessionStore) -> None:
             logger.warning("store %s: the place of turn %d will be given back later", store.name, turn_id)
             abandoned.append(turn_id)
             return
+        except BaseException:
+            abandoned.append(turn_id)
+            raise
         store.line.ended(turn_id, next_turn)
 
 

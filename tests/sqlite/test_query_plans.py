@@ -15,6 +15,7 @@ from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT
 
 PARTS_OF_STATEMENTS: Final = {
+    "FIRST_PLACES": {"SCAN CONSTANT ROW"},  # one row, of two look-ups
     "WAITS_FOR": {"SCAN awaited"},  # its own queue, which is as long as the answer
     "QUEUE_TURN": {"SCAN CONSTANT ROW", "SCAN line"},  # one row, whether the line is empty
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts

@@ -106,9 +106,9 @@ class Runner:
         Waits for the conversation's turn; everything that happens then, *metadata* included, is one commit, durable on
         return. On any exception or cancellation nothing of it remains; the exception leaves as it is.
 
-        A *message_id* runs once: a second delivery waits for the first and gets its answer, with `duplicate` set; if
-        the first fails, the second tries again. With ``on_duplicate="raise"`` a message that is under way is refused
-        at once, and one that was answered gets its stored answer as well.
+        A *message_id* runs once in its conversation: a second delivery waits for the first and gets its answer, with
+        `duplicate` set; if the first fails, the second tries again. With ``on_duplicate="raise"`` a message that is
+        under way is refused at once, and one that was answered gets its stored answer as well.
 
         Raises:
             MessageInProgressError: With ``on_duplicate="raise"``, the message is being answered.

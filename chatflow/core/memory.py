@@ -173,9 +173,8 @@ class SessionStore(BaseSessionStore):
         for turn_id in session.turns:
             del self._turns[turn_id]
         for message_id in session.answered:
-            processed = self._processed.get((key, message_id))
-            if processed is not None:
-                self._processed[key, message_id] = attrs.evolve(processed, response=None)
+            processed = self._processed[key, message_id]
+            self._processed[key, message_id] = attrs.evolve(processed, response=None)
         return tuple(session.turns)
 
     async def delete_sessions(self, owner: str, after: int | None, limit: int) -> tuple[int | None, tuple[int, ...]]:
@@ -318,8 +317,9 @@ class SessionStore(BaseSessionStore):
                 metadata.pop(name, None)
             snapshot = self._renew(session, attrs.evolve(commit.snapshot, metadata=FrozenDict(metadata)))
         if commit.claim is not None:
-            self._mark(key, commit.claim.message_id, commit.claim.digest, commit.response)
+            # Noted first: the mark purges, and what it purges is no longer noted.
             session.answered.add(commit.claim.message_id)
+            self._mark(key, commit.claim.message_id, commit.claim.digest, commit.response)
         return Committed(snapshot.version, snapshot.metadata, self._remove(turn))
 
     def _remove(self, turn: _Turn) -> int | None:

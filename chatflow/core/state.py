@@ -34,6 +34,12 @@ class Values(MutableMapping[str, Any]):
         frozen = self._session.freeze_values(self._kind, {key: value})
         self._session.set_value(self._kind, key, frozen[key])
 
+    def update(self, *others: Any, **values: Any) -> None:
+        """Set several keys, or none if one of the values can't be kept."""
+        frozen = self._session.freeze_values(self._kind, dict(*others, **values))
+        for key, value in frozen.items():
+            self._session.set_value(self._kind, key, value)
+
     def __delitem__(self, key: str) -> None:
         self[key]
         self._session.set_value(self._kind, key, REMOVED)

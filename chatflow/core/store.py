@@ -50,7 +50,7 @@ def _check_hours(hours: object) -> float:
     if not isinstance(hours, int | float) or isinstance(hours, bool):
         raise TypeError(f"dedup_ttl_hours must be a number, not {hours!r}")
     if not 0 < hours < float("inf"):
-        raise ValueError(f"dedup_ttl_hours must be above 0, not {hours}")
+        raise ValueError(f"dedup_ttl_hours must be above 0 and finite, not {hours}")
     return float(hours)
 
 
@@ -154,7 +154,7 @@ class BaseSessionStore(ABC):
 
     async def list_sessions(self, *, limit: int = 100, after: int | None = None) -> Page[SessionInfo]:
         """A page of conversations, newest commit first; *after* is the `next` of the page before."""
-        return await self.page_of_sessions(self._owner, _check_limit(limit), after)
+        return await self.page_of_sessions(self._owner, _check_limit(limit), _check_cursor(after, "after"))
 
     async def messages(self, session_id: str, *, limit: int = 100, before: int | None = None) -> Page[Message]:
         """A page of the committed messages, the newest ones first by page, in the history's order within a page.
@@ -164,20 +164,25 @@ class BaseSessionStore(ABC):
         Raises:
             SessionNotFoundError: There is no such conversation.
         """
-        page = await self.page_of_messages(self._key(session_id), _check_limit(limit), before)
+        page = await self.page_of_messages(self._key(session_id), _check_limit(limit), _check_cursor(before, "before"))
         if page is None:
             raise SessionNotFoundError(session_id=session_id)
         return page
 
     async def is_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
-        """Whether the id was marked, or its turn has committed, within the time ids are remembered.
+        """Whether the id is remembered: marked, or, in the conversation *session_id*, answered.
 
-        A message under way is not processed yet. Telegram's ids repeat in every chat: name the *session_id* there.
+        A message under way is not processed yet. Ids belong to a conversation, since Telegram's repeat in every chat;
+        without *session_id* only marks made without one count.
         """
         return await self.is_processed(self._scope(session_id), check_id(message_id, "message_id"))
 
     async def mark_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
-        """Mark the id, durably. True only for the one call that marked it; False if it was marked already."""
+        """Mark the id, durably. True only for the one call that marked it; False if it was marked already.
+
+        A mark without *session_id* has a scope of its own, which `Runner.run_async` never reads. One with it says that
+        the conversation's message needs no turn: `run_async` takes it for a duplicate whose answer nobody kept.
+        """
         return await finish(self.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
 
     async def purge_processed_messages(self) -> int:
@@ -357,6 +362,12 @@ class BaseSessionStore(ABC):
     @abstractmethod
     def abandon(self) -> bool:
         """Release the storage without waiting, since nobody holds the store any more. True if it was open."""
+
+
+def _check_cursor(cursor: object, name: str) -> int | None:
+    if cursor is not None and (not isinstance(cursor, int) or isinstance(cursor, bool)):
+        raise TypeError(f"{name} must be the `next` of the page before, not {cursor!r}")
+    return cursor
 
 
 def _check_limit(limit: object) -> int:

@@ -350,6 +350,7 @@ class Turn:
             while not place.running:
                 await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
                 session.refuse_deleted()
+                await finish(give_back(store))
                 found = await finish(store.start_turn(place.turn_id, session.key, session.known))
                 if found is Lost.SESSION:
                     raise session.mark_deleted()
@@ -400,6 +401,7 @@ class Turn:
                 await finish(self._write(commit, front_stays=front_stays))
             else:
                 session.keep_window(working.window)
+                session.settle(self._pending)
                 await self._leave()
         except BaseException:
             if self.turn_id is not None:

@@ -39,7 +39,8 @@ from chatflow.core.records import (
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError, SessionFormatError
 from chatflow.sqlite import statements
-from chatflow.sqlite.database import Connection
+from chatflow.sqlite.database import Connection, living_holders
+from chatflow.sqlite.holder import is_gone
 
 logger = logging.getLogger("chatflow.store")
 
@@ -237,7 +238,8 @@ def queue(
     session: Snapshot | Seen | None = None
     if ticket.known is None:
         assert ticket.new is not None
-        session = create(key, ticket.new, now, connection)
+        found = load(key, None, connection)
+        session = found if isinstance(found, Snapshot) else create(key, ticket.new, now, connection)
         known = session
     else:
         known = ticket.known
@@ -245,7 +247,7 @@ def queue(
         row = connection.execute(
             statements.TURN_OF_MESSAGE, {"session_key": known.session_key, "message_id": claim.message_id}
         ).fetchone()
-        if row is not None:
+        if row is not None and not _is_abandoned(row[2], holder, known.session_key, connection):
             return InProgress(row[1], row[0])
     if ticket.ancestors:
         awaited = connection.execute(statements.WAITS_FOR, {"session_key": known.session_key})
@@ -279,7 +281,17 @@ def queue(
 
 def _is_behind(holder: str, session_key: int, turn_id: int, connection: Connection) -> bool:
     row = connection.execute(statements.HOLDER_AHEAD, {"session_key": session_key, "turn_id": turn_id}).fetchone()
-    return row is not None and row[0] == holder
+    # Behind one that is gone it is looked at again soon, as behind another process, and then finds the line shorter.
+    return row is not None and not _is_abandoned(row[0], holder, session_key, connection) and row[0] == holder
+
+
+def _is_abandoned(other: str, holder: str, session_key: int, connection: Connection) -> bool:
+    """Whether a row's process is gone; its places in this line are then given back."""
+    if other == holder or not is_gone(other, living_holders()):
+        return False
+    connection.execute(statements.LEAVE_LINE, {"session_key": session_key, "holder": other})
+    logger.warning("a process that is gone (%s) had its place in the line of session_key %d", other, session_key)
+    return True
 
 
 def start(turn_id: int, key: Key, known: Snapshot | None, holder: str, connection: Connection) -> Place | Lost:
@@ -402,7 +414,8 @@ def leave(turn_id: int, holder: str, connection: Connection) -> int | None:
 
 def turn_exists(turn_id: int, connection: Connection) -> bool:
     """Whether the row is there."""
-    return connection.execute(statements.TURN_EXISTS, {"turn_id": turn_id}).fetchone() is not None
+    row = connection.execute(statements.TURN_EXISTS, {"turn_id": turn_id}).fetchone()
+    return row is not None and not is_gone(row[0], living_holders())
 
 
 def find_processed(scope: Key, message_id: str, expired_before: str, connection: Connection) -> Answered | None:

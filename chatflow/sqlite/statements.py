@@ -135,11 +135,11 @@ HOLDER_AHEAD: Final[LiteralString] = """
 """
 """Whose row stands directly before a place."""
 
-TURN_EXISTS: Final[LiteralString] = "SELECT 1 FROM chatflow_turns WHERE turn_id = :turn_id"
-"""Whether a row is still there."""
+TURN_EXISTS: Final[LiteralString] = "SELECT holder FROM chatflow_turns WHERE turn_id = :turn_id"
+"""Whether a row is still there, and whose it is."""
 
 TURN_OF_MESSAGE: Final[LiteralString] = """
-    SELECT turn_id, digest FROM chatflow_turns WHERE session_key = :session_key AND message_id = :message_id
+    SELECT turn_id, digest, holder FROM chatflow_turns WHERE session_key = :session_key AND message_id = :message_id
 """
 """The turn that answers a message right now."""
 
@@ -166,6 +166,11 @@ LEAVE_TURN: Final[LiteralString] = """
     )
 """
 """A place given back. Tells which row of ours is next, which may still have others before it."""
+
+LEAVE_LINE: Final[LiteralString] = """
+    DELETE FROM chatflow_turns WHERE session_key = :session_key AND holder = :holder
+"""
+"""The places that a process which is gone had in a conversation's line."""
 
 WAITS_FOR: Final[LiteralString] = """
     WITH RECURSIVE awaited (turn_id, session_key) AS (

@@ -89,14 +89,14 @@ class SQLiteSessionStore(BaseSessionStore):
 
     @property
     def _database(self) -> Database:
-        if self._opened is not None:
-            return self._opened
-        with self._opening:
-            if self._opened is None:
+        opened = self._opened
+        if opened is None:
+            with self._opening:
                 if self._closed:
                     raise StoreClosedError(store=self.name)
-                self._opened = open_database(self._location, prepare)
-            return self._opened
+                # Another thread may have opened it in the meantime.
+                opened = self._opened = self._opened or open_database(self._location, prepare)
+        return opened
 
     async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True) -> _T:
         return await self._in_use().write(partial(operation, *args), durable=durable)

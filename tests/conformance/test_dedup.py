@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 
 import anyio
 import pytest
@@ -436,3 +438,28 @@ async def test_waiting_duplicate_of_deleted(store: BaseSessionStore) -> None:
         await duplicate
     with suppress(SessionDeletedError):
         await turn.commit()
+
+
+async def test_delete_after_purge(store: BaseSessionStore, clock: Clock) -> None:
+    """A conversation some of whose answered ids have been purged is deleted with the answers that are left."""
+    session = await store.get_or_create("s", SUPPORT)
+    await answer(session, "old")
+    clock.passes(hours=193)
+    await answer(session, "new")
+    await store.purge_processed_messages()
+    assert await store.delete("s")
+    new = await store.get_or_create("s", SUPPORT)
+    assert await answer(new, "new") == Answered(claim("new").digest, None)
+    assert await answer(new, "old") is None
+
+
+async def test_delete_after_answer_expired_at_once(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation can be deleted whose answered id expired, and was purged, while its turn was committed."""
+    session = await store.get_or_create("s", SUPPORT)
+    hours = count(step=200)
+    monkeypatch.setattr(
+        store, "_clock", lambda: dt.datetime(2030, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=next(hours))
+    )
+    await answer(session, "m")
+    assert texts(session.history) == ["hello"]
+    assert await store.delete("s")

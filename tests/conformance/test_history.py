@@ -8,6 +8,7 @@ import pytest
 
 from chatflow.core.messages import Message, Role, ToolResult
 from chatflow.core.pruning import prune
+from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import SessionConflictError, UnmatchedToolResultError
 from tests.conformance.conftest import OpenStore, Restart
@@ -413,6 +414,25 @@ async def test_rollback_outside_is_durable(store: BaseSessionStore, restart: Res
     await session.add_message(user("wrong"))
     await session.rollback_to(token)
     assert texts((await (await restart(store)).messages("s")).items) == ["hello"]
+
+
+def test_rollback_to_checkpoint_without_loop(store: BaseSessionStore) -> None:
+    """A checkpoint can be taken where no event loop runs, and is good as long as nobody commits."""
+
+    async def begin() -> SessionContext:
+        session = await store.get_or_create("s", SUPPORT)
+        await session.add_message(user("hello"))
+        return session
+
+    session = asyncio.run(begin())
+    session.state["x"] = 1
+    token = session.checkpoint()
+    session.state.update(x=2, y=2)
+    asyncio.run(session.rollback_to(token))
+    assert (texts(session.history), session.state) == (["hello"], {"x": 1})
+    asyncio.run(session.add_message(user("more")))
+    with pytest.raises(SessionConflictError):
+        asyncio.run(session.rollback_to(token))
 
 
 async def test_rollback_drops_waiting_changes(store: BaseSessionStore) -> None:

@@ -207,3 +207,12 @@ async def test_messages_wait_for_no_turn(store: BaseSessionStore) -> None:
     async with session.turn():
         await session.add_message(user("two"))
         assert texts((await store.messages("s")).items) == ["one", "one!"]
+
+
+async def test_cursor_of_a_wrong_type(store: BaseSessionStore) -> None:
+    """A cursor that no page has given is refused, rather than taken for the first page."""
+    await store.get_or_create("s", SUPPORT)
+    with pytest.raises(TypeError, match="after must be the `next` of the page before, not 'x'"):
+        await store.list_sessions(after="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="before must be the `next` of the page before, not True"):
+        await store.messages("s", before=True)

@@ -208,6 +208,22 @@ async def test_values_behave_like_a_dict(store: BaseSessionStore) -> None:
         state["b"]
 
 
+async def test_values_equal_mappings_only(store: BaseSessionStore) -> None:
+    """State equals a mapping with the same items, and nothing else."""
+    state = (await store.get_or_create("s", SUPPORT)).state
+    state["a"] = 1
+    others: list[object] = [{"a": 2}, {}, [("a", 1)], "a", 1, None]
+    assert state == {"a": 1}
+    assert state not in others
+
+
+async def test_values_show_their_items(store: BaseSessionStore) -> None:
+    """State and metadata are shown as the dict they stand for."""
+    session = await store.get_or_create("s", SUPPORT, {"channel": "web"})
+    session.state["a"] = 1
+    assert (repr(session.metadata), repr(session.state)) == ("{'channel': 'web'}", "{'a': 1}")
+
+
 async def test_values_are_copies(store: BaseSessionStore) -> None:
     """What is put into state or metadata can't be changed from outside afterwards, nor through what is read."""
     items = [1]
@@ -398,3 +414,24 @@ async def test_pending_of_two_turns(store: BaseSessionStore) -> None:
     assert session.pending["state"] == {}
     await say(session, "again")
     assert session.state == {"x": 1}
+
+
+async def test_update_is_all_or_nothing(store: BaseSessionStore) -> None:
+    """Setting several keys at once sets none if one of the values can't be kept."""
+    session = await store.get_or_create("s", SUPPORT)
+    with pytest.raises(SessionStateError):
+        session.state.update(kept=1, refused=object())
+    assert session.state == {}
+    session.state.update({"a": 1}, b=2)
+    assert session.state == {"a": 1, "b": 2}
+
+
+async def test_turn_without_a_net_change_settles_what_waited(store: BaseSessionStore) -> None:
+    """A change that waited and was undone in the turn that took it up is gone, and does not come back with the next."""
+    session = await store.get_or_create("s", SUPPORT)
+    session.state["x"] = 1
+    async with session.turn():
+        del session.state["x"]
+    assert session.state == {}
+    await session.save()
+    assert session.state == {}

@@ -100,6 +100,20 @@ async def hold(path: str) -> None:
     tell("done")
 
 
+class _Silent:
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """Never answer."""
+        tell("asked")
+        await anyio.sleep_forever()
+        return EngineReply()
+
+
+async def ask(path: str) -> None:
+    """Run a message whose model never answers."""
+    async with SQLiteSessionStore(path) as store:
+        await Runner(SUPPORT, store, _Silent(), turn_timeout=None).run_async("s", "hello", message_id="m")
+
+
 async def talk(path: str, turns: str) -> None:
     """Take turns on one conversation, several at once, each alone with a file that only one may make."""
     mine = Path(path).with_suffix(".mine")
@@ -151,7 +165,7 @@ async def no_room(path: str) -> None:
 
 
 PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
-    each.__name__: each for each in (mark, run, create, hold, talk, lock, no_room)
+    each.__name__: each for each in (mark, run, create, hold, ask, talk, lock, no_room)
 }
 
 if __name__ == "__main__":

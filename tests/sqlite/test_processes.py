@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreBusyError, StoreClosedError
+from chatflow.runner import Runner
 from chatflow.sqlite.holder import new_holder
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
@@ -91,6 +93,38 @@ async def test_rows_of_a_killed_process(path: Path, open_store: OpenStore) -> No
     assert _lines(path) == [0, 0]
     await say(session, "goes on")
     assert [message.text for message in session.history] == ["goes on"]
+
+
+async def test_waiting_behind_a_killed_process(path: Path, open_store: OpenStore) -> None:
+    """A turn that waits behind a process that is killed gets its place, though nobody opens the file."""
+    store = open_store()
+    session = await store.get_or_create("s", SUPPORT)
+    with started("hold", path) as other:
+        assert other.heard() == "holding"
+        waiting = asyncio.create_task(say(session, "goes on"))
+        await until(lambda: bool(store.line._waiters))
+        other.kill()
+        await waiting
+    assert [message.text for message in session.history] == ["goes on"]
+
+
+async def test_message_of_a_killed_process(path: Path, open_store: OpenStore) -> None:
+    """A message whose process is killed runs where its second delivery waits, though nobody opens the file."""
+    store = open_store()
+    await store.get_or_create("s", SUPPORT)
+    runner = Runner(SUPPORT, store, ScriptedEngine(["answered here"]))
+    answers: list[str] = []
+
+    async def deliver() -> None:
+        answers.append((await runner.run_async("s", "hello", message_id="m")).content)
+
+    with started("ask", path) as other:
+        assert other.heard() == "asked"
+        waiting = asyncio.create_task(deliver())
+        await until(lambda: bool(store.line._waiters))
+        other.kill()
+        await waiting
+    assert answers == ["answered here"]
 
 
 async def test_nothing_left_behind(path: Path) -> None:

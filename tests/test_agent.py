@@ -225,7 +225,6 @@ def test_handoff_tool_description(instructions: Any, told: str) -> None:
         ("サポート2", "transfer_to_2_8e1e7ec1"),
         ("🤖", "transfer_to_b0d12518"),
         ("Bot 🤖", "transfer_to_bot"),
-        ("\ud800", "transfer_to_91a681b9"),
         ("x" * 53, "transfer_to_" + "x" * 52),
         ("x" * 51 + " y", "transfer_to_" + "x" * 51),
         ("x" * 60 + "é本", "transfer_to_" + "x" * 43 + "_a4f8faec"),
@@ -380,3 +379,9 @@ async def test_errors_of_instructions_propagate() -> None:
     with pytest.raises(LookupError) as caught:
         await Agent("Support", fail).render_instructions(SESSION)
     assert caught.value is error
+
+
+def test_name_that_utf8_cannot_encode() -> None:
+    """A name that no storage could keep is refused."""
+    with pytest.raises(ValueError, match="name must be text that UTF-8 can encode"):
+        Agent("\ud800")

@@ -486,3 +486,9 @@ def test_fed_in_turns(batches: list[tuple[list[Message], bool]], max_turns: int)
             assert session.history == expected
 
     anyio.run(run)
+
+
+def test_more_turns_than_a_number_can_tell() -> None:
+    """A window larger than any storage can write down is refused."""
+    with pytest.raises(ValueError, match="max_turns must be at most"):
+        prune([], 2**63)

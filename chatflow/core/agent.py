@@ -274,6 +274,10 @@ def _named(argument: str, value: object) -> str:
         raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
     if not value.strip():
         raise ValueError(f"{argument} must not be blank, and is {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{argument} must be text that UTF-8 can encode, and is {value!r}") from error
     return str.__str__(value)  # of an enum's member, its value
 
 

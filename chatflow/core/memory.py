@@ -247,8 +247,9 @@ class SessionStore(BaseSessionStore):
         if ticket.claim is not None:
             for turn in session.turns.values():
                 if turn.claim is not None and turn.claim.message_id == ticket.claim.message_id:
-                    return InProgress(turn.claim.digest, turn.turn_id)
-        if ticket.ancestors and session.turns and self._waits_for(session, set(ticket.ancestors)):
+                    waits = self._waits_for(session, set(ticket.ancestors))
+                    return Cycle() if waits else InProgress(turn.claim.digest, turn.turn_id)
+        if self._waits_for(session, set(ticket.ancestors)):
             return Cycle()
         turn = _Turn(
             next(self._turn_ids),
@@ -262,7 +263,7 @@ class SessionStore(BaseSessionStore):
     def _waits_for(self, session: _Session, ancestors: set[int]) -> bool:
         """Whether a turn in the session's line waits, directly or through others, for one of *ancestors*."""
         seen: set[int] = set()
-        waiting = list(session.turns.values())
+        waiting = list(session.turns.values()) if ancestors else []
         while waiting:
             turn = waiting.pop()
             if turn.turn_id in ancestors:

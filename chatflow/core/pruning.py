@@ -17,6 +17,9 @@ import attrs
 from chatflow.core.history import History
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 
+_MOST_TURNS: Final = 2**62
+"""What every storage can hold as a number."""
+
 _COMPACT_AFTER: Final = 1024
 """Messages cut from the front before the list is copied without them; a copy then costs less than it frees."""
 
@@ -47,6 +50,8 @@ def check_max_turns(max_turns: object, name: str = "max_turns") -> int:
         raise TypeError(f"{name} must be an integer, not {max_turns!r}")
     if max_turns < 1:
         raise ValueError(f"{name} must be at least 1, not {max_turns}")
+    if max_turns > _MOST_TURNS:
+        raise ValueError(f"{name} must be at most {_MOST_TURNS}, not {max_turns}")
     return max_turns
 
 

@@ -16,7 +16,18 @@ from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id
 from chatflow.core.state import Values
-from chatflow.core.turn import REMOVED, Change, Kind, OwnTurn, Turn, TurnScope, Working, open_turns, with_changes
+from chatflow.core.turn import (
+    REMOVED,
+    Change,
+    Kind,
+    OwnTurn,
+    Turn,
+    TurnScope,
+    Working,
+    open_turns,
+    refuse_left_over,
+    with_changes,
+)
 from chatflow.core.values import EMPTY, freeze_mapping
 from chatflow.exceptions import (
     SessionConflictError,
@@ -88,6 +99,8 @@ class SessionContext:
         from chatflow.core.memory import SessionStore
 
         check_max_turns(max_turns)
+        if not isinstance(initial_agent, Agent):
+            raise TypeError(f"initial_agent must be an Agent, not {type(initial_agent).__name__}")
         self._set_up(SessionStore(), Key("", check_id(session_id, "session_id")), initial_agent)
         frozen = self.freeze_values("metadata", metadata or {})
         self.new = NewSession(agent_name=initial_agent.name, metadata=frozen, max_turns=max_turns)
@@ -346,6 +359,7 @@ class SessionContext:
         """Set or remove one key, in the turn the running code belongs to, or to wait for the next one."""
         working = self._working
         if working is None:
+            refuse_left_over(self)
             self.pending[kind][key] = Change(value)
         elif value is REMOVED:
             del working.values[kind][key]

@@ -43,14 +43,20 @@ DEFAULT_DEDUP_TTL_HOURS: Final = 192
 _SLICE: Final = 1000
 """Rows that one transaction deletes at most, so that turns can commit in between."""
 
+_HUNDRED_YEARS: Final = 100 * 366 * 24
+"""In hours. No message is delivered again after that, and dates end at some point."""
+
+_MOST: Final = 2**62
+"""What every storage can count to."""
+
 AgentResolver = Callable[[str], Agent | None]
 
 
 def _check_hours(hours: object) -> float:
     if not isinstance(hours, int | float) or isinstance(hours, bool):
         raise TypeError(f"dedup_ttl_hours must be a number, not {hours!r}")
-    if not 0 < hours < float("inf"):
-        raise ValueError(f"dedup_ttl_hours must be above 0 and finite, not {hours}")
+    if not 0 < hours <= _HUNDRED_YEARS:
+        raise ValueError(f"dedup_ttl_hours must be above 0 and at most {_HUNDRED_YEARS} (a hundred years), not {hours}")
     return float(hours)
 
 
@@ -367,6 +373,8 @@ class BaseSessionStore(ABC):
 def _check_cursor(cursor: object, name: str) -> int | None:
     if cursor is not None and (not isinstance(cursor, int) or isinstance(cursor, bool)):
         raise TypeError(f"{name} must be the `next` of the page before, not {cursor!r}")
+    if cursor is not None and abs(cursor) > _MOST:
+        raise ValueError(f"{name} must be the `next` of the page before; no page has given {cursor}")
     return cursor
 
 
@@ -375,4 +383,4 @@ def _check_limit(limit: object) -> int:
         raise TypeError(f"limit must be an integer, not {limit!r}")
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
-    return limit
+    return min(limit, _MOST)

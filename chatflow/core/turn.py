@@ -63,6 +63,14 @@ def open_turns() -> tuple[Turn, ...]:
     return tuple(turn for turn in _memberships.get() if turn.is_open)
 
 
+def refuse_left_over(session: SessionContext) -> None:
+    """Raise `SessionConflictError` for code of a turn that has ended without a commit: nothing of it may stay."""
+    if any(turn.session is session and turn.is_dropped for turn in _memberships.get()):
+        raise SessionConflictError(
+            session_id=session.session_id, reason="the turn that this code belongs to has ended without a commit"
+        )
+
+
 class Working:
     """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
 
@@ -241,6 +249,7 @@ class Turn:
         self.claim = claim
         self.response: AgentResponse | None = None
         self.is_open = False
+        self.is_dropped = False
         self.turn_id: int | None = None
         self._attempt = 0
         self._agent_name = agent_name
@@ -337,7 +346,8 @@ class Turn:
         store = self.session.store
         self._let_go()
         with store.line.waiting(found.turn_id) as waiter:
-            while await store.turn_exists(found.turn_id):
+            if await store.turn_exists(found.turn_id):
+                # Once only: asked again, the storage also tells whether that turn waits for this code by now.
                 await waiter.wait(_LOOK_BEHIND_OTHERS)
 
     async def _wait_for_place(self, place: Place) -> Place | None:
@@ -348,6 +358,7 @@ class Turn:
         self._let_go()
         with store.line.waiting(place.turn_id) as waiter:
             while not place.running:
+                session.refuse_deleted()  # a deletion before this row was waited for has woken nobody
                 await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
                 session.refuse_deleted()
                 await finish(give_back(store))
@@ -403,9 +414,13 @@ class Turn:
                 session.keep_window(working.window)
                 session.settle(self._pending)
                 await self._leave()
-        except BaseException:
-            if self.turn_id is not None:
-                await self._leave()
+        except BaseException as error:
+            self.is_dropped = True
+            if isinstance(error, StoreError) and self.turn_id is not None:
+                # Not now: whoever holds the file would be waited for a second time.
+                session.store.line.abandoned.append(self.turn_id)
+                self.turn_id = None
+            await self._leave()
             raise
 
     async def _write(self, commit: Commit, *, front_stays: bool) -> None:
@@ -424,6 +439,7 @@ class Turn:
 
     async def drop(self) -> None:
         """End without a trace in the conversation."""
+        self.is_dropped = True
         self._end()
         await self._leave()
 
@@ -501,6 +517,7 @@ class OwnTurn:
         if member is not None:
             session.refuse_deleted()
             return member.working
+        refuse_left_over(session)
         turn = Turn(session)
         await turn.take()
         self._turn = turn

@@ -248,11 +248,9 @@ def queue(
             statements.TURN_OF_MESSAGE, {"session_key": known.session_key, "message_id": claim.message_id}
         ).fetchone()
         if row is not None and not _is_abandoned(row[2], holder, known.session_key, connection):
-            return InProgress(row[1], row[0])
-    if ticket.ancestors:
-        awaited = connection.execute(statements.WAITS_FOR, {"session_key": known.session_key})
-        if not {row[0] for row in awaited}.isdisjoint(ticket.ancestors):
-            return Cycle()
+            return Cycle() if _waits_for(ticket, known.session_key, connection) else InProgress(row[1], row[0])
+    if _waits_for(ticket, known.session_key, connection):
+        return Cycle()
     row = connection.execute(
         statements.QUEUE_TURN,
         {
@@ -277,6 +275,14 @@ def queue(
         behind_own=bool(running) or _is_behind(holder, known.session_key, turn_id, connection),
         session=session if running and isinstance(session, Snapshot) else None,
     )
+
+
+def _waits_for(ticket: Ticket, session_key: int, connection: Connection) -> bool:
+    """Whether a turn in the line waits, directly or through others, for the one that the asking code belongs to."""
+    if not ticket.ancestors:
+        return False
+    awaited = connection.execute(statements.WAITS_FOR, {"session_key": session_key})
+    return not {row[0] for row in awaited}.isdisjoint(ticket.ancestors)
 
 
 def _is_behind(holder: str, session_key: int, turn_id: int, connection: Connection) -> bool:

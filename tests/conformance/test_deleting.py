@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from chatflow.core.messages import Message
@@ -288,3 +290,26 @@ async def agrees(store: BaseSessionStore, session: SessionContext, message: Mess
     except SessionDeletedError:
         there = await store.get(session.session_id)
         assert there is None or there.committed.session_key != session.committed.session_key
+
+
+async def test_deleted_before_it_waits(store: BaseSessionStore) -> None:
+    """A turn whose conversation is deleted between its queueing and its waiting is told so, though nothing wakes it."""
+    session = await store.get_or_create("s", SUPPORT)
+    ends: list[type[BaseException]] = []
+
+    async def queue() -> None:
+        try:
+            async with session.turn():
+                pass
+        except SessionDeletedError as error:
+            ends.append(type(error))
+
+    with pytest.raises(SessionDeletedError):
+        async with session.turn(), anyio.create_task_group() as group:
+            contextvars.Context().run(group.start_soon, queue)
+            await anyio.lowlevel.checkpoint()
+            await store.delete("s")
+            with anyio.fail_after(4):  # a look at the storage would come after five seconds
+                while not ends:
+                    await anyio.lowlevel.checkpoint()
+    assert ends == [SessionDeletedError]

@@ -216,3 +216,11 @@ async def test_cursor_of_a_wrong_type(store: BaseSessionStore) -> None:
         await store.list_sessions(after="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="before must be the `next` of the page before, not True"):
         await store.messages("s", before=True)
+
+
+async def test_numbers_past_all_pages(store: BaseSessionStore) -> None:
+    """A limit past all counting gives what there is; a cursor that no page can have given is refused."""
+    await store.get_or_create("s", SUPPORT)
+    assert len((await store.list_sessions(limit=10**30)).items) == 1
+    with pytest.raises(ValueError, match="no page has given"):
+        await store.list_sessions(after=10**30)

@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from chatflow.core.records import Claim
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
+from chatflow.core.turn import Turn
+from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import TurnInsideTurnError
+from chatflow.runner import Runner
 from tests.conformance.conftest import OpenStore
 from tests.conformance.conversation import (
     BILLING,
@@ -719,3 +725,43 @@ async def test_failed_first_turn(store: BaseSessionStore) -> None:
     after = await stored(store, "s")
     assert after is not None
     assert after["history"] == []
+
+
+async def _answered(runner: Runner, ends: list[object], session_id: str, message_id: str | None = None) -> None:
+    try:
+        ends.append((await runner.run_async(session_id, "hi", message_id=message_id)).content)
+    except TurnInsideTurnError as error:
+        ends.append(type(error))
+
+
+@pytest.mark.parametrize("duplicate_first", [True, False])
+async def test_ring_through_a_duplicate(store: BaseSessionStore, *, duplicate_first: bool) -> None:
+    """Two turns that wait for each other, one of them for the other's message, don't wait for ever: one is refused."""
+    runner = Runner(SUPPORT, store, ScriptedEngine(default="done"))
+    a, b = await store.get_or_create("a", SUPPORT), await store.get_or_create("b", SUPPORT)
+    claimed = Turn(b, Claim("m", hashlib.sha256(b"hi").hexdigest()))
+    await claimed.take()
+    ends: list[object] = []
+    a_is_taken, a_may_go_on = anyio.Event(), anyio.Event()
+
+    async def hold_a() -> None:
+        async with a.turn():
+            a_is_taken.set()
+            await a_may_go_on.wait()
+            await _answered(runner, ends, "b", "m")
+
+    async with anyio.create_task_group() as group:
+        contextvars.Context().run(group.start_soon, hold_a)
+        await a_is_taken.wait()
+        if duplicate_first:
+            a_may_go_on.set()
+            await anyio.wait_all_tasks_blocked()
+            await _answered(runner, ends, "a")
+        else:
+            group.start_soon(_answered, runner, ends, "a")
+            await anyio.wait_all_tasks_blocked()
+            a_may_go_on.set()
+            while not ends:
+                await anyio.lowlevel.checkpoint()
+        await claimed.drop()
+    assert TurnInsideTurnError in ends

@@ -12,7 +12,7 @@ import pytest
 
 from chatflow.core.messages import FilePart, ImagePart, Message, Part, Role, TextPart, ToolCall, ToolResult
 from chatflow.core.store import BaseSessionStore
-from chatflow.exceptions import SessionStateError, UnstorableValueError
+from chatflow.exceptions import SessionConflictError, SessionStateError, UnstorableValueError
 from tests.conformance.conftest import Restart
 from tests.conformance.conversation import SUPPORT, outside, queued, say, stored, texts, user
 
@@ -435,3 +435,35 @@ async def test_turn_without_a_net_change_settles_what_waited(store: BaseSessionS
     assert session.state == {}
     await session.save()
     assert session.state == {}
+
+
+async def test_left_over_of_a_failed_turn(store: BaseSessionStore) -> None:
+    """What still runs of a turn that failed can change nothing: not by setting values, not by adding messages."""
+    session = await store.get_or_create("s", SUPPORT)
+    go_on = anyio.Event()
+    refused: list[str] = []
+
+    async def left_over() -> None:
+        await go_on.wait()
+        try:
+            session.state["x"] = 1
+        except SessionConflictError as error:
+            refused.append(error.reason)
+        try:
+            await session.add_message(user("late"))
+        except SessionConflictError as error:
+            refused.append(error.reason)
+
+    async with anyio.create_task_group() as group:
+
+        async def fail() -> None:
+            async with session.turn():
+                group.start_soon(left_over)
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            await fail()
+        go_on.set()
+    assert refused == ["the turn that this code belongs to has ended without a commit"] * 2
+    await session.save()
+    assert (session.state, len(session.history)) == ({}, 0)

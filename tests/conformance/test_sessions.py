@@ -484,3 +484,9 @@ async def test_closing_one_of_two(store: BaseSessionStore, second: BaseSessionSt
     await store.aclose()
     await say(await second.get_or_create("s", SUPPORT), "again")
     assert texts((await second.messages("s")).items) == ["hello", "hello!", "again", "again!"]
+
+
+def test_initial_agent_of_a_wrong_type() -> None:
+    """A session on its own takes an agent, and refuses a name of one."""
+    with pytest.raises(TypeError, match="initial_agent must be an Agent, not str"):
+        SessionContext("s", "Support")  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ from chatflow.core.records import (
 )
 from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
-from chatflow.core.turn import merged
 from chatflow.core.values import EMPTY, FrozenDict
+from chatflow.core.working import merged
 from chatflow.exceptions import StoreClosedError
 
 _T = TypeVar("_T")

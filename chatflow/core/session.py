@@ -16,19 +16,9 @@ from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id
 from chatflow.core.state import Values
-from chatflow.core.turn import (
-    REMOVED,
-    Change,
-    Kind,
-    OwnTurn,
-    Turn,
-    TurnScope,
-    Working,
-    open_turns,
-    refuse_left_over,
-    with_changes,
-)
+from chatflow.core.turn import OwnTurn, Turn, TurnScope, open_turns, refuse_left_over
 from chatflow.core.values import EMPTY, freeze_mapping
+from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
 from chatflow.exceptions import (
     SessionConflictError,
     SessionDeletedError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
-from chatflow.core.turn import REMOVED, Kind
+from chatflow.core.working import REMOVED, Kind
 
 if TYPE_CHECKING:
     from chatflow.core.session import SessionContext

@@ -1,0 +1,190 @@
+"""A turn's working copy: what its members see and change, and the difference to the last commit that comes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from chatflow.core.history import History
+from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.pruning import Window
+from chatflow.core.records import Claim, Commit, Snapshot
+from chatflow.core.values import FrozenDict
+from chatflow.exceptions import UnmatchedToolResultError, shorten
+
+logger = logging.getLogger("chatflow.turn")
+
+Kind = Literal["metadata", "state"]
+
+
+@attrs.frozen(eq=False)
+class Change:
+    """A change that waits for a turn. Another object each time, so that the same value set again is another change."""
+
+    value: Any
+
+
+class _Removed:
+    """Stands for a key that is to go."""
+
+
+REMOVED: Final = _Removed()
+_ABSENT: Final = object()
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """*values* with *changes* made to them, key by key."""
+    result = {**values, **changes}
+    return {key: value for key, value in result.items() if value is not REMOVED}
+
+
+def with_changes(values: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
+    """*values* with *changes* that wait made to them."""
+    return merged(values, {key: change.value for key, change in changes.items()})
+
+
+def _kept(before: FrozenDict, now: Mapping[str, Any]) -> FrozenDict:
+    """*now*, frozen: *before* itself if it holds the very same objects (True and 1 are equal, and not the same)."""
+    if len(before) == len(now) and all(before.get(key, _ABSENT) is value for key, value in now.items()):
+        return before
+    return FrozenDict(now)
+
+
+class Working:
+    """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
+
+    def __init__(
+        self, base: Snapshot, window: Window, max_turns: int, pending: Mapping[Kind, Mapping[str, Change]]
+    ) -> None:
+        self.base = base
+        self.max_turns = max_turns
+        self.window = window
+        self.agent_name = base.agent_name
+        self.values: dict[Kind, dict[str, Any]] = {
+            "metadata": with_changes(base.metadata, pending["metadata"]),
+            "state": with_changes(base.state, pending["state"]),
+        }
+        self._restored = False
+        self._front = window.start
+
+    @property
+    def history(self) -> History:
+        """What the conversation's history would be, were the turn to commit now."""
+        return self.window.history(self.max_turns)
+
+    def add(self, message: Message, session_id: str) -> None:
+        """Add *message*, or change nothing and say why."""
+        if not isinstance(message, Message):
+            raise TypeError(f"add_message takes a Message, not {type(message).__name__}")
+        unmatched = self.window.unmatched(message)
+        if unmatched is not None:
+            raise UnmatchedToolResultError(session_id=session_id, tool_call_id=unmatched)
+        if not self.window.add(message):
+            logger.warning(
+                "session %s: a %s message before the first user message was not stored (rule: after the system"
+                " messages, a history begins with a user message)",
+                shorten(session_id),
+                message.role.value,
+            )
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self.window = Window(self.window.end)
+        self._front = self.window.start
+        self._restored = True
+
+    def snapshot(self) -> Snapshot:
+        """The state that `restore` takes."""
+        return attrs.evolve(
+            self.base,
+            agent_name=self.agent_name,
+            history=self.window.history(),
+            start=self.window.start,
+            metadata=FrozenDict(self.values["metadata"]),
+            state=FrozenDict(self.values["state"]),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to exactly *snapshot*."""
+        self.window = Window.of(snapshot.history, snapshot.start)
+        self._front = self.window.start
+        self.agent_name = snapshot.agent_name
+        self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
+        self._restored = True
+
+    def restore_length(self, length: int) -> None:
+        """Go back to the first *length* messages of the history."""
+        history = self.history
+        window = Window(self.window.start)
+        for message in history[:length]:
+            window.add(message)
+        self.window = window
+        self._restored = True
+
+    @property
+    def front_stays(self) -> bool:
+        """Whether the history begins as it did when the turn began: nothing was pruned, or moved before the others."""
+        history, base = self.history, self.base.history
+        if not history:
+            return True
+        if not base:
+            return history.body_length == self.window.end - self._front
+        same_systems = history.system_count == base.system_count
+        if not same_systems or not history.body_length or not base.body_length:
+            return same_systems
+        return history[history.system_count] is base[base.system_count]
+
+    def _continues(self, history: History) -> bool:
+        """Whether *history* is the committed one, less whole turns at its front, plus what was added at its end."""
+        return not self._restored or history.grows_from(self.base.history, self.window.start - self.base.start)
+
+    def commit(self, turn_id: int, attempt: int, claim: Claim | None, response: AgentResponse | None) -> Commit:
+        """The difference to the last commit, pruned."""
+        base = self.base
+        self.window.trim(self.max_turns)
+        history = self.window.history()
+        base_end, system_end = base.end, base.system_end
+        replace = not self._continues(history)
+        if replace:
+            # New positions, past all that were given out: a row's position never means two messages.
+            start, system_start = base_end, system_end
+            bodies, systems = history.body_from(0), history.systems_from(0)
+            body_start, new_system_start = start, system_start
+            self.window = Window.of(history, start)
+            history = self.window.history()
+        else:
+            start, system_start = self.window.start, base.system_start
+            body_start, new_system_start = max(base_end, start), system_end
+            bodies = history.body_from(body_start - start)
+            systems = history.systems_from(base.history.system_count)
+        metadata, state = _kept(base.metadata, self.values["metadata"]), _kept(base.state, self.values["state"])
+        return Commit(
+            turn_id=turn_id,
+            attempt=attempt,
+            snapshot=attrs.evolve(
+                base,
+                agent_name=self.agent_name,
+                metadata=metadata,
+                state=state,
+                history=history,
+                start=start,
+                system_start=system_start,
+            ),
+            agent_name=self.agent_name if self.agent_name != base.agent_name else None,
+            state=None if state is base.state else state,
+            metadata_set={
+                key: value for key, value in metadata.items() if base.metadata.get(key, _ABSENT) is not value
+            },
+            metadata_removed=tuple(key for key in base.metadata if key not in metadata),
+            body_start=body_start,
+            bodies=bodies,
+            system_start=new_system_start,
+            systems=systems,
+            drop_before=start if start > base.start and not replace else None,
+            replace=replace,
+            claim=claim,
+            response=response,
+        )

@@ -18,7 +18,7 @@ from chatflow.core.messages import (
     UnknownPart,
 )
 from chatflow.core.pruning import prune
-from chatflow.core.records import Page, SessionInfo
+from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
 from chatflow.core.session import Checkpoint, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
@@ -91,6 +91,8 @@ __all__ = [
     "MessageInProgressError",
     "MessageMismatchError",
     "Page",
+    "PendingTurn",
+    "Receipt",
     "Role",
     "Runner",
     "SQLiteSessionStore",

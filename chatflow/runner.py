@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
 import anyio
 import attrs
 
 from chatflow.core.agent import Agent
+from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.engine import Engine
+from chatflow.core.finish import finish
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Answered, Claim, check_id
+from chatflow.core.records import Answered, Claim, Dead, NewSession, Receipt, Ticket, check_id, check_seconds
+from chatflow.core.rows import State
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
-from chatflow.core.values import FrozenDict, freeze_mapping
-from chatflow.exceptions import SessionStateError, UnstorableValueError, shorten
+from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping
+from chatflow.exceptions import (
+    MessageDeadError,
+    MessageMismatchError,
+    SessionStateError,
+    StoreError,
+    UnstorableValueError,
+    shorten,
+)
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.slots import TurnSlots
+from chatflow.running.worker import Doing, OnResponse, Worker, delay
+
+logger = logging.getLogger("chatflow.runner")
+
+_AT_ONCE: Final = 64
+"""Accepted turns done at once where *max_concurrent_turns* says nothing."""
 
 OnDuplicate = Literal["response", "raise"]
 
@@ -43,6 +61,9 @@ class Runner:
         max_tool_iterations: How often a model may be asked with tools; then it is asked once more, without.
         turn_timeout: Seconds for one turn, from its start (not while it waits in line); None for no limit.
         tool_timeout: Seconds for one tool call; None for no limit.
+        lease_seconds: How long a turn's process may give no sign of life, since it was stopped or its event loop was
+            blocked, before others take the turn over.
+        max_attempts: How often a message is started, ends that its caller was told of not counted, before it is dead.
         max_concurrent_turns: Turns that run at once in one event loop. One that waits for a slot has its place already,
             and others of its conversation wait behind it. A run inside a tool uses the slot of the run around it.
 
@@ -61,6 +82,8 @@ class Runner:
         max_tool_iterations: int = 10,
         turn_timeout: float | None = 300,
         tool_timeout: float | None = 60,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        max_attempts: int = 5,
         max_concurrent_turns: int | None = None,
     ) -> None:
         if not isinstance(starting_agent, Agent):
@@ -78,6 +101,8 @@ class Runner:
         self.max_tool_iterations: Final = _check_count("max_tool_iterations", max_tool_iterations, 1)
         self.turn_timeout: Final = _check_seconds("turn_timeout", turn_timeout)
         self.tool_timeout: Final = _check_seconds("tool_timeout", tool_timeout)
+        self.lease_seconds: Final = check_seconds("lease_seconds", lease_seconds)
+        self.max_attempts: Final = _check_count("max_attempts", max_attempts, 1)
         self.max_concurrent_turns: Final = max_concurrent_turns
         self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
@@ -119,37 +144,147 @@ class Runner:
             SessionDeletedError: The conversation was deleted meanwhile.
             TurnInsideTurnError: The calling code is inside a turn that this one would have to wait for.
         """
-        check_id(session_id, "session_id")
-        if not isinstance(user_message, str):
-            raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
         if on_duplicate not in {"response", "raise"}:
             raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
-        claim = None
-        if message_id is not None:
-            digest = hashlib.sha256(user_message.encode("utf-8", "surrogatepass")).hexdigest()
-            claim = Claim(check_id(message_id, "message_id"), digest)
-        noted = _frozen_metadata(session_id, metadata)
+        noted = _checked(session_id, user_message, metadata)
+        claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
         session = await self.session_store.get_or_create(session_id, self.starting_agent)
-        turn = Turn(session, claim, self.starting_agent.name)
-        answered = await turn.take(wait_for_duplicate=on_duplicate == "response")
-        if answered is not None:
-            return _answered_before(answered, session)
+        turn = Turn(
+            session,
+            claim,
+            self.starting_agent.name,
+            lease_seconds=self.lease_seconds,
+            max_attempts=self.max_attempts,
+        )
+        while True:
+            found = await turn.take(wait_for_duplicate=on_duplicate == "response")
+            if isinstance(found, Answered):
+                return _answered_before(found, session)
+            if found is None:
+                return await self._run(turn, user_message, noted)
+            try:
+                await self._do_first(found)
+            except BaseException as error:
+                await turn.drop(error)
+                raise
+
+    async def accept(
+        self,
+        session_id: str,
+        user_message: str,
+        *,
+        message_id: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Receipt:
+        """Store *user_message* as a turn to be done, durably, and return: what a webhook does before it answers 200.
+
+        Whoever is inside `working` does it, in this process or another, now or after a restart; so does the next
+        `run_async` in its conversation. A message that is known already, whether it waits, runs or was answered, is a
+        duplicate, and nothing is added.
+
+        Raises:
+            MessageMismatchError: The id was used before with another text.
+            MessageDeadError: The message was given up after *max_attempts*.
+            SessionStateError: *metadata* holds what can't be kept; nothing was stored.
+            StoreError: Nothing was stored.
+        """
+        noted = _checked(session_id, user_message, metadata)
+        claim = Claim(check_id(message_id, "message_id"), user_message, noted)
+        store = self.session_store
+        ticket = Ticket(
+            key=store.key_of(session_id),
+            known=None,
+            new=NewSession(agent_name=self.starting_agent.name, metadata=EMPTY, max_turns=None),
+            agent_name=self.starting_agent.name,
+            claim=claim,
+            ancestors=(),
+            lease_seconds=self.lease_seconds,
+            max_attempts=self.max_attempts,
+        )
+        found = await finish(store.accept_turn(ticket))
+        if found.digest is not None and found.digest != claim.digest:
+            raise MessageMismatchError(session_id=session_id, message_id=message_id)
+        if isinstance(found, Dead):
+            raise MessageDeadError(session_id=session_id, message_id=message_id, attempts=found.attempts)
+        if isinstance(found, Answered):
+            return Receipt(None, duplicate=True)
+        store.line.wake_workers()
+        return Receipt(found.turn_id, duplicate=found.known)
+
+    @asynccontextmanager
+    async def working(self, on_response: OnResponse | None = None, *, grace: float = 10) -> AsyncIterator[None]:
+        """``async with runner.working(on_response=...):`` does accepted turns, and those of processes that are gone.
+
+        Those of this runner's application: of its starting agent's name. In order within a conversation, at the same
+        time across conversations, up to *max_concurrent_turns* at once, or 64. A turn that was accepted and fails is
+        tried again in its place after 1, 4, 16, ... seconds, *max_attempts* times in all; then it is dead, and
+        `pending_turns` lists it.
+
+        ``await on_response(turn, response)`` is called for each accepted turn that was answered, in the order of the
+        answers within a conversation, at least once: if it raises, or its process is killed before it returns, it is
+        called again. A conversation's next turn may run meanwhile.
+
+        At the end no more is taken; what is under way may end within *grace* seconds, is then cancelled, and waits for
+        the next one who works.
+        """
+        worker = Worker(
+            Doing(
+                store=self.session_store,
+                agent_name=self.starting_agent.name,
+                lease_seconds=self.lease_seconds,
+                max_attempts=self.max_attempts,
+                at_once=self.max_concurrent_turns or _AT_ONCE,
+                run=self._run_work,
+                first=self._do_first,
+            ),
+            on_response,
+        )
+        try:
+            yield
+        finally:
+            await worker.close(grace)
+
+    async def _do_first(self, first: Turn) -> None:
+        """Do work that another turn has to wait for; that turn's caller is not told how it ends."""
+        assert first.work is not None
+        try:
+            await self._run_work(first)
+        except StoreError:
+            raise
+        except Exception as error:
+            again = first.left is State.ACCEPTED
+            logger.exception(
+                "session %s: the turn of message %s, done before the next one, failed%s",
+                shorten(first.session.session_id),
+                shorten(first.work.turn.message_id),
+                "; it is tried again" if again else "",
+            )
+            if again:
+                await anyio.sleep(delay(first.work.turn.attempts, error))
+
+    async def _run_work(self, turn: Turn) -> AgentResponse:
+        claim = turn.claim
+        assert claim is not None
+        return await self._run(turn, claim.user_message, claim.metadata)
+
+    async def _run(self, turn: Turn, user_message: str, metadata: FrozenDict, *, hold: bool = False) -> AgentResponse:
+        """What happens in a turn that has begun, to its commit."""
         with self._slots.entered() as slot:
             try:
                 await slot.hold()
                 loop = Loop(
                     registry=self._registry,
-                    session=session,
+                    turn=turn,
                     slot=slot,
-                    key=_key(session, message_id),
+                    key=_key(turn),
                     max_handoffs=self.max_handoffs_per_turn,
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
                 )
-                session.metadata.update(noted)
+                turn.session.metadata.update(metadata)
                 response = turn.response = await self._in_time(loop, user_message)
-            except BaseException:
-                await turn.drop()
+            except BaseException as error:
+                await turn.drop(error)
                 raise
             await turn.commit()
         return response
@@ -163,12 +298,21 @@ class Runner:
         )
 
 
-def _key(session: SessionContext, message_id: str | None) -> str:
+def _key(turn: Turn) -> str:
     """What tells this turn from all others, and is the same when its message is tried again."""
-    if message_id is None:
+    if turn.claim is None:
         return uuid.uuid4().hex
-    parts = (session.key.owner, session.session_id, message_id)
+    key = turn.session.key
+    parts = (key.owner, key.session_id, turn.claim.message_id)
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+
+
+def _checked(session_id: str, user_message: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
+    """The *metadata*, frozen, once all of a message's arguments are found good."""
+    check_id(session_id, "session_id")
+    if not isinstance(user_message, str):
+        raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
+    return _frozen_metadata(session_id, metadata)
 
 
 def _answered_before(answered: Answered, session: SessionContext) -> AgentResponse:

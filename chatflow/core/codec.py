@@ -25,6 +25,7 @@ from cattrs import transform_error
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import make_converter
 
+from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import (
     PART_KINDS,
     AgentResponse,
@@ -232,7 +233,7 @@ _converter.register_structure_hook(Role, lambda value, _: Role(value))
 _converter.register_unstructure_hook(Role, lambda role: role.value)
 
 
-def _register(kind: type[Any], **fields: Any) -> None:
+def _register(kind: type[Any], /, **fields: Any) -> None:
     _converter.register_unstructure_hook(
         kind, make_dict_unstructure_fn(kind, _converter, _cattrs_omit_if_default=True, **fields)
     )
@@ -251,6 +252,8 @@ _register(
     extra=_VALUE,
     timestamp=override(omit_if_default=False, unstruct_hook=dt.datetime.isoformat, struct_hook=_read_timestamp),
 )
+_register(Deed, kind=_VALUE, key=_VALUE, value=_VALUE)
+_register(Entry)
 
 _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in (Message, ToolCall, ToolResult)}
 
@@ -299,6 +302,16 @@ def response_to_json(response: AgentResponse) -> str:
 def response_from_json(text: str | bytes) -> AgentResponse:
     """The answer that `response_to_json` wrote; `SessionFormatError` for anything else."""
     return _read(text, lambda data: _converter.structure(data, AgentResponse))
+
+
+def entry_to_json(entry: Entry) -> str:
+    """A line of a turn's journal as strict JSON."""
+    return orjson.dumps(_converter.unstructure(entry, Entry)).decode()
+
+
+def entry_from_json(text: str | bytes) -> Entry:
+    """The line that `entry_to_json` wrote; `SessionFormatError` for anything else."""
+    return _read(text, lambda data: _converter.structure(data, Entry))
 
 
 def values_to_json(values: Mapping[str, Any]) -> str:

@@ -9,9 +9,14 @@ import asyncio
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 import attrs
+
+if TYPE_CHECKING:
+    from chatflow.core.records import Leaving
+    from chatflow.core.turn import Turn
 
 
 @attrs.define(eq=False)
@@ -46,8 +51,9 @@ class Line:
         self._lock = threading.Lock()
         self._waiters: dict[int, list[Waiter]] = {}
         self._called_early: set[int] = set()
-        self.abandoned: list[int] = []
-        """Rows of ended turns that are still to be removed."""
+        self.abandoned: list[tuple[Leaving, Turn]] = []
+        """Rows of ended turns that are still to be given back."""
+        self._work: set[Waiter] = set()
 
     @contextmanager
     def waiting(self, turn_id: int) -> Generator[Waiter]:
@@ -85,9 +91,28 @@ class Line:
                 self._called_early.add(next_turn)
         self.wake((turn_id,) if next_turn is None else (turn_id, next_turn))
 
+    @contextmanager
+    def waiting_for_work(self) -> Generator[Waiter]:
+        """Be woken when there may be work that nobody does."""
+        waiter = Waiter(asyncio.get_running_loop(), anyio.Event())
+        with self._lock:
+            self._work.add(waiter)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._work.discard(waiter)
+
+    def wake_workers(self) -> None:
+        """Wake those that look for work."""
+        with self._lock:
+            found = list(self._work)
+        for waiter in found:
+            waiter.wake()
+
     def wake_all(self) -> None:
         """Wake everyone, for instance because the storage was closed."""
         with self._lock:
-            found = [waiter for waiters in self._waiters.values() for waiter in waiters]
+            found = [waiter for waiters in self._waiters.values() for waiter in waiters] + list(self._work)
         for waiter in found:
             waiter.wake()

@@ -7,33 +7,44 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, Final, TypeVar
 
 import attrs
 from anyio.lowlevel import checkpoint as yield_once
 
+from chatflow.core import lines
 from chatflow.core.history import EMPTY_HISTORY
+from chatflow.core.journal import Entry
 from chatflow.core.line import Line
+from chatflow.core.memory_rows import MemoryRows
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.records import (
+    Accepted,
     Answered,
-    Claim,
+    Beat,
+    Beaten,
     Commit,
     Committed,
     Cycle,
+    Dead,
     InProgress,
     Key,
+    Leaving,
+    Left,
     Lost,
     NewSession,
     Page,
+    PendingTurn,
     Place,
     Seen,
     SessionInfo,
     Snapshot,
     Ticket,
+    Work,
     system_place,
 )
+from chatflow.core.rows import WAITING, Row, State, taken
 from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.values import EMPTY, FrozenDict
@@ -46,22 +57,11 @@ _PURGED_WITH_EACH_MARK: Final = 10
 
 
 @attrs.define(eq=False)
-class _Turn:
-    turn_id: int
-    session: _Session
-    claim: Claim | None
-    parent: int | None
-    running: bool = False
-    attempt: int = 0
-
-
-@attrs.define(eq=False)
 class _Session:
     key: Key
     snapshot: Snapshot
     created_at: dt.datetime
     updated_at: dt.datetime
-    turns: dict[int, _Turn] = attrs.field(factory=dict[int, "_Turn"])
     answered: set[str] = attrs.field(factory=set[str])
 
 
@@ -94,11 +94,10 @@ class SessionStore(BaseSessionStore):
         self._closed = False
         self._sessions: dict[Key, _Session] = {}
         self._by_version: OrderedDict[int, _Session] = OrderedDict()
-        self._turns: dict[int, _Turn] = {}
+        self._rows = MemoryRows(lambda: self._clock())
         self._processed: OrderedDict[tuple[Key, str], _Processed] = OrderedDict()
         self._session_keys = count(1)
         self._versions = count(1)
-        self._turn_ids = count(1)
 
     @property
     def name(self) -> str:
@@ -170,12 +169,13 @@ class SessionStore(BaseSessionStore):
         if session is None:
             return None
         del self._by_version[session.snapshot.version]
-        for turn_id in session.turns:
-            del self._turns[turn_id]
+        turns = self._rows.turn_ids(session.snapshot.session_key)
+        for turn_id in turns:
+            self._rows.delete(self._rows.turn(turn_id).row)
         for message_id in session.answered:
             processed = self._processed[key, message_id]
             self._processed[key, message_id] = attrs.evolve(processed, response=None)
-        return tuple(session.turns)
+        return turns
 
     async def delete_sessions(self, owner: str, after: int | None, limit: int) -> tuple[int | None, tuple[int, ...]]:
         """Delete a slice."""
@@ -226,90 +226,95 @@ class SessionStore(BaseSessionStore):
         start = max(0, end - limit)
         return Page(history[start:end], places[start] if start else None)
 
-    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
-        """Insert a row."""
+    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
+        """Insert a row, or take the message's own."""
         return await self._operation(self._queue, ticket)
 
-    def _queue(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
-        if ticket.claim is not None:
-            processed = self._find_processed(ticket.key, ticket.claim.message_id)
-            if processed is not None:
-                return Answered(processed.digest, processed.response)
-        session = self._sessions.get(ticket.key)
-        if ticket.known is None:
-            assert ticket.new is not None
-            if session is None:
-                self._create(ticket.key, ticket.new)
-                session = self._sessions[ticket.key]
-        elif session is None or session.snapshot.session_key != ticket.known.session_key:
+    def _queue(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
+        answered = self._find_answer(ticket)
+        if answered is not None:
+            return answered
+        session = self._find_session(ticket)
+        if session is None:
             return Lost.SESSION
-        assert session is not None
-        if ticket.claim is not None:
-            for turn in session.turns.values():
-                if turn.claim is not None and turn.claim.message_id == ticket.claim.message_id:
-                    waits = self._waits_for(session, set(ticket.ancestors))
-                    return Cycle() if waits else InProgress(turn.claim.digest, turn.turn_id)
-        if self._waits_for(session, set(ticket.ancestors)):
-            return Cycle()
-        turn = _Turn(
-            next(self._turn_ids),
-            session,
-            ticket.claim,
-            ticket.ancestors[-1] if ticket.ancestors else None,
-        )
-        self._turns[turn.turn_id] = session.turns[turn.turn_id] = turn
-        return self._place(turn, ticket.known)
+        found = lines.queue(self._rows, session.snapshot.session_key, ticket)
+        return self._place(found, session, ticket.known, ticket.max_attempts) if isinstance(found, Row) else found
 
-    def _waits_for(self, session: _Session, ancestors: set[int]) -> bool:
-        """Whether a turn in the session's line waits, directly or through others, for one of *ancestors*."""
-        seen: set[int] = set()
-        waiting = list(session.turns.values()) if ancestors else []
-        while waiting:
-            turn = waiting.pop()
-            if turn.turn_id in ancestors:
-                return True
-            if turn.turn_id not in seen:
-                seen.add(turn.turn_id)
-                waiting += [child for child in self._turns.values() if child.parent == turn.turn_id]
-                waiting += [ahead for ahead in turn.session.turns.values() if ahead.turn_id < turn.turn_id]
-        return False
+    def _find_answer(self, ticket: Ticket) -> Answered | None:
+        if ticket.claim is None:
+            return None
+        processed = self._find_processed(ticket.key, ticket.claim.message_id)
+        return None if processed is None else Answered(processed.digest, processed.response)
 
-    def _place(self, turn: _Turn, known: Snapshot | None) -> Place:
-        session = turn.session
-        if not turn.running and next(iter(session.turns)) == turn.turn_id:
-            turn.running = True
-            turn.attempt += 1
+    def _find_session(self, ticket: Ticket) -> _Session | None:
+        """The conversation that the ticket means; made, if it may be."""
+        session = self._sessions.get(ticket.key)
+        if ticket.known is not None:
+            same = session is not None and session.snapshot.session_key == ticket.known.session_key
+            return session if same else None
+        if session is None:
+            assert ticket.new is not None
+            self._create(ticket.key, ticket.new)
+        return self._sessions[ticket.key]
+
+    def _place(self, row: Row, session: _Session, known: Snapshot | None, max_attempts: int | None) -> Place | Dead:
+        found = lines.start(self._rows, row, max_attempts)
+        if isinstance(found, Dead):
+            return found
+        row, runs = found
         snapshot = session.snapshot
         return Place(
-            turn_id=turn.turn_id,
-            running=turn.running,
-            attempt=turn.attempt,
+            turn_id=row.turn_id,
+            running=runs is not None,
+            attempt=row.attempt,
             behind_own=True,
-            session=None if snapshot.same_as(known) or not turn.running else snapshot,
+            session=None if runs is None or snapshot.same_as(known) else snapshot,
+            work=None if runs is None or runs is row else self._rows.work(self._rows.turn(runs.turn_id)),
+            journal=() if runs is None else tuple(self._rows.turn(runs.turn_id).journal),
         )
 
-    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
-        """Start a row."""
-        return await self._operation(self._start, turn_id, key, known)
+    async def start_turn(
+        self, turn_id: int, attempt: int, key: Key, known: Snapshot | None, max_attempts: int | None
+    ) -> Place | Dead | Lost:
+        """Start what may run."""
+        return await self._operation(self._start, turn_id, attempt, key, known, max_attempts)
 
-    def _start(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
-        turn = self._turns.get(turn_id)
-        return self._lost(key, known) if turn is None else self._place(turn, known)
+    def _start(
+        self, turn_id: int, attempt: int, key: Key, known: Snapshot | None, max_attempts: int | None
+    ) -> Place | Dead | Lost:
+        row = self._own(turn_id, attempt)
+        return self._lost(key, known) if row is None else self._place(row, self._sessions[key], known, max_attempts)
+
+    def _own(self, turn_id: int, attempt: int) -> Row | None:
+        row = self._rows.find(turn_id)
+        return row if row is not None and row.is_of(self._rows.holder, attempt) else None
 
     def _lost(self, key: Key, known: Snapshot | None) -> Lost:
         session = self._sessions.get(key)
         gone = session is None or (known is not None and session.snapshot.session_key != known.session_key)
         return Lost.SESSION if gone else Lost.TURN
 
+    async def accept_turn(self, ticket: Ticket) -> Accepted | Answered | Dead:
+        """Insert work to be done."""
+        return await self._operation(self._accept, ticket)
+
+    def _accept(self, ticket: Ticket) -> Accepted | Answered | Dead:
+        answered = self._find_answer(ticket)
+        if answered is not None:
+            return answered
+        session = self._find_session(ticket)
+        assert session is not None
+        return lines.accept(self._rows, session.snapshot.session_key, ticket)
+
     async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
         """Take the snapshot."""
         return await self._operation(self._commit, commit, key)
 
     def _commit(self, commit: Commit, key: Key) -> Committed | Lost:
-        turn = self._turns.get(commit.turn_id)
-        if turn is None or not turn.running or turn.attempt != commit.attempt:
+        row = self._own(commit.turn_id, commit.attempt)
+        if row is None or row.state is not State.RUNNING:
             return self._lost(key, commit.snapshot)
-        session = turn.session
+        session = self._sessions[key]
         snapshot = session.snapshot
         if commit.changes_session:
             changes: dict[str, Any] = {**commit.metadata_set}
@@ -321,24 +326,126 @@ class SessionStore(BaseSessionStore):
             # Noted first: the mark purges, and what it purges is no longer noted.
             session.answered.add(commit.claim.message_id)
             self._mark(key, commit.claim.message_id, commit.claim.digest, commit.response)
-        return Committed(snapshot.version, snapshot.metadata, self._remove(turn))
+        if row.accepted:
+            holder = row.holder if commit.hands_on else None
+            self._rows.write(attrs.evolve(row, state=State.ANSWERED, holder=holder))
+            self._rows.drop_journal(row)
+        else:
+            self._rows.delete(row)
+        return Committed(snapshot.version, snapshot.metadata, self._rows.next_of(row.session_key), row.accepted)
 
-    def _remove(self, turn: _Turn) -> int | None:
-        del self._turns[turn.turn_id]
-        del turn.session.turns[turn.turn_id]
-        return next(iter(turn.session.turns), None)
+    async def leave_turn(self, leaving: Leaving) -> Left:
+        """Change or delete the row."""
+        return await self._operation(self._leave, leaving)
 
-    async def leave_turn(self, turn_id: int) -> int | None:
-        """Delete a row."""
-        return await self._operation(self._leave, turn_id)
+    def _leave(self, leaving: Leaving) -> Left:
+        row = self._rows.find(leaving.turn_id)
+        if row is None:
+            return Left(None, None)
+        left = lines.leave(self._rows, leaving)
+        return Left(None if left is None else left.state, self._rows.next_of(row.session_key))
 
-    def _leave(self, turn_id: int) -> int | None:
-        turn = self._turns.get(turn_id)
-        return None if turn is None else self._remove(turn)
-
-    async def turn_exists(self, turn_id: int) -> bool:
+    async def look_at_turn(self, turn_id: int, attempt: int, key: Key, known: Snapshot | None) -> Lost | None:
         """Look the row up."""
-        return await self._operation(self._turns.__contains__, turn_id)
+        return await self._operation(self._look, turn_id, attempt, key, known)
+
+    def _look(self, turn_id: int, attempt: int, key: Key, known: Snapshot | None) -> Lost | None:
+        row = self._own(turn_id, attempt)
+        return None if row is not None and row.state is State.RUNNING else self._lost(key, known)
+
+    async def is_held(self, turn_id: int) -> bool:
+        """Look the row up."""
+        row = await self._operation(self._rows.find, turn_id)
+        return row is not None and row.holder is not None
+
+    async def write_journal(
+        self, turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None, *, durable: bool
+    ) -> Lost | None:
+        """Keep the entry."""
+        return await self._operation(self._note, turn_id, attempt, entry, key, known)
+
+    def _note(self, turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None) -> Lost | None:
+        lost = self._look(turn_id, attempt, key, known)
+        if lost is None:
+            self._rows.turn(turn_id).journal.append(entry)
+        return lost
+
+    async def beat_turns(self, held: frozenset[int], watched: frozenset[int], *, everything: bool) -> Beaten:
+        """Count, and read the others' counts."""
+        return await self._operation(self._beat, held, watched, everything)
+
+    def _beat(self, held: frozenset[int], watched: frozenset[int], everything: bool) -> Beaten:
+        own: dict[int, int] = {}
+        lines_watched: set[int] = set()
+        for turn in self._rows:
+            row = turn.row
+            if row.turn_id in held and row.holder is not None:
+                turn.beat += 1
+                own[row.turn_id] = row.attempt
+                if row.state is State.QUEUED:
+                    lines_watched.add(row.session_key)
+        others = tuple(
+            Beat(
+                turn_id=turn.row.turn_id,
+                attempt=turn.row.attempt,
+                beat=turn.beat,
+                lease_seconds=turn.lease_seconds,
+            )
+            for turn in self._rows
+            if turn.row.holder is not None
+            and turn.row.turn_id not in own
+            and (everything or turn.row.turn_id in watched or turn.row.session_key in lines_watched)
+        )
+        return Beaten(own=own, others=others)
+
+    async def interrupt_turn(self, beat: Beat) -> bool:
+        """Change the row, if its beat is the same."""
+        return await self._operation(lines.interrupt_silent, self._rows, beat)
+
+    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+        """Take answers to hand on, then work to do."""
+        return await self._operation(self._take, agent_name, limit)
+
+    def _take(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+        at_hand = [turn for turn in self._rows if turn.row.holder is None and turn.row.agent_name == agent_name]
+        answers = [turn for turn in at_hand if turn.row.state is State.ANSWERED]
+        todo = (turn for turn in at_hand if turn.row.state in WAITING and lines.first_to_take(self._rows, turn.row))
+        found: list[Work] = []
+        for turn in islice(chain(answers, todo), limit):
+            row, answer = turn.row, None
+            if row.state is State.ANSWERED:
+                assert row.message_id is not None
+                processed = self._find_processed(turn.key, row.message_id)
+                answer = None if processed is None else processed.response
+                if answer is None:
+                    self._rows.delete(row)
+                    continue
+                self._rows.write(attrs.evolve(row, holder=self._rows.holder, attempt=row.attempt + 1))
+            else:
+                self._rows.write(taken(row, self._rows.holder))
+            found.append(attrs.evolve(self._rows.work(turn), response=answer))
+        return tuple(found)
+
+    async def end_answered(self, turn_id: int, attempt: int) -> None:
+        """Drop the row."""
+        await self._operation(self._end_answered, turn_id, attempt)
+
+    def _end_answered(self, turn_id: int, attempt: int) -> None:
+        row = self._own(turn_id, attempt)
+        if row is not None:
+            self._rows.delete(row)
+
+    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+        """A slice of the rows."""
+        return await self._operation(self._page_of_turns, owner, after, limit)
+
+    def _page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+        found = (
+            turn
+            for turn in self._rows
+            if turn.row.turn_id > after and turn.key.owner == owner and turn.row.state is not State.ANSWERED
+        )
+        return tuple(self._rows.pending(turn) for turn in islice(found, limit))
 
     def _find_processed(self, scope: Key, message_id: str) -> _Processed | None:
         processed = self._processed.get((scope, message_id))
@@ -372,6 +479,7 @@ class SessionStore(BaseSessionStore):
 
     def _purge(self, limit: int) -> int:
         expired_before = self._expired_before()
+        self._rows.purge(expired_before, limit)
         oldest = islice(self._processed.items(), limit)
         expired = [place for place, processed in oldest if processed.at < expired_before]
         for scope, message_id in expired:
@@ -388,7 +496,7 @@ class SessionStore(BaseSessionStore):
             self._closed = True
             self._sessions.clear()
             self._by_version.clear()
-            self._turns.clear()
+            self._rows.clear()
             self._processed.clear()
         self._line.wake_all()
 

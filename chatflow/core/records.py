@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
 
 from chatflow.core.history import History
+from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
-from chatflow.core.values import FrozenDict
+from chatflow.core.rows import End, State
+from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import shorten
 
 _T = TypeVar("_T")
@@ -28,6 +32,15 @@ def check_id(value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} must be text that UTF-8 can encode: {shorten(value)}") from error
     return str.__str__(value)
+
+
+def check_seconds(name: str, value: object) -> float:
+    """*value* itself if it is a number of seconds above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be above 0, not {value}")
+    return float(value)
 
 
 def system_place(position: int) -> int:
@@ -134,10 +147,19 @@ class NewSession:
 
 @attrs.frozen
 class Claim:
-    """A message's id, and a digest of its text: the same id with another digest is another message."""
+    """A message's id, its text, and what its caller noted: enough for somebody else to answer it.
+
+    The same id with another *digest* is another message.
+    """
 
     message_id: str
-    digest: str
+    user_message: str
+    metadata: FrozenDict = EMPTY
+    digest: str = attrs.field(init=False)
+
+    @digest.default
+    def _digest_of_text(self) -> str:
+        return hashlib.sha256(self.user_message.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @attrs.frozen(kw_only=True)
@@ -145,15 +167,73 @@ class Ticket:
     """A turn asks for its place.
 
     *known* is what the asking session has seen, None for one that is created with its first turn, as *new* says.
-    *ancestors* are the open turns that the asking code belongs to, outermost first.
+    *agent_name* is that of the runner's starting agent, None for a turn without a runner. *ancestors* are the open
+    turns that the asking code belongs to, outermost first.
     """
 
     key: Key
     known: Snapshot | None
     new: NewSession | None
-    agent_name: str
+    agent_name: str | None
     claim: Claim | None
     ancestors: tuple[int, ...]
+    lease_seconds: float
+    max_attempts: int | None
+
+
+@attrs.frozen(kw_only=True)
+class PendingTurn:
+    """A turn that has its place in the store and has not committed, or whose answer is on its way to `on_response`.
+
+    *state* is ``"queued"``, ``"running"``, ``"accepted"`` (nobody does it yet), ``"interrupted"`` (its process is
+    gone), ``"told"`` (it failed and its caller knows; sent again it goes on), ``"dead"`` (given up) or ``"answered"``.
+    *attempts* counts its starts, less those whose end its caller was told of. *age* is the time since *queued_at*.
+    A turn without a message id has neither *user_message* nor *metadata*, and one without a runner no *agent_name*.
+    """
+
+    turn_id: int
+    session_id: str
+    message_id: str | None
+    user_message: str | None
+    metadata: Mapping[str, Any]
+    agent_name: str | None
+    state: str
+    attempts: int
+    queued_at: dt.datetime
+    age: dt.timedelta
+
+
+@attrs.frozen
+class Receipt:
+    """What `Runner.accept` has stored: the turn, or None for a message that was answered before.
+
+    *duplicate* says that the message was known already, and nothing was added.
+    """
+
+    turn_id: int | None
+    duplicate: bool
+
+
+@attrs.frozen(kw_only=True)
+class Work:
+    """A turn's row with all that is needed to do it, for whoever has taken it.
+
+    *response* is there for one that is answered, and only to be handed on.
+    """
+
+    turn: PendingTurn
+    key: Key
+    attempt: int
+    response: AgentResponse | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """The message it answers."""
+        assert self.turn.message_id is not None
+        assert self.turn.user_message is not None
+        metadata = self.turn.metadata
+        assert isinstance(metadata, FrozenDict)
+        return Claim(self.turn.message_id, self.turn.user_message, metadata)
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +241,8 @@ class Place:
     """A turn's row: its id, whether it runs, and the fence, which changes each time the row is taken.
 
     *behind_own* says of a queued row that the one directly before it belongs to this process. *session* is what the
-    conversation is like now, for a row that runs; None means that it is as *known* to the one who asked.
+    conversation is like now, where something runs; None means that it is as *known* to the one who asked. *work* is
+    what runs instead, and is to be done first. *journal* is what an earlier attempt has left.
     """
 
     turn_id: int
@@ -169,6 +250,8 @@ class Place:
     attempt: int
     behind_own: bool
     session: Snapshot | None
+    work: Work | None = None
+    journal: tuple[Entry, ...] = ()
 
 
 @attrs.frozen
@@ -181,10 +264,65 @@ class Answered:
 
 @attrs.frozen
 class InProgress:
-    """The message is being answered by the turn *turn_id*."""
+    """The message is being answered by the turn *turn_id*; *held* is false while nobody does it."""
 
     digest: str
     turn_id: int
+    held: bool = True
+
+
+@attrs.frozen
+class Dead:
+    """The message was given up after so many attempts."""
+
+    digest: str
+    attempts: int
+
+
+@attrs.frozen
+class Accepted:
+    """The message waits in the turn *turn_id*; *known* says that it did so before."""
+
+    turn_id: int
+    digest: str
+    known: bool
+
+
+@attrs.frozen(kw_only=True)
+class Leaving:
+    """A turn's row to be given back: how it ended, and whether its holder keeps it until it tries again."""
+
+    turn_id: int
+    attempt: int
+    end: End
+    max_attempts: int | None = None
+    hold: bool = False
+
+
+@attrs.frozen
+class Left:
+    """A row given back: what became of it (None: nothing is left), and which row of this process may run next."""
+
+    state: State | None
+    next_turn: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Beat:
+    """The sign of life of a held row, and how many seconds its holder may be silent."""
+
+    turn_id: int
+    attempt: int
+    beat: int
+    lease_seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class Beaten:
+    """What a beat has found: which of the caller's rows are still its own, by their attempt, and how others fare."""
+
+    own: Mapping[int, int]
+    others: tuple[Beat, ...]
 
 
 @attrs.frozen
@@ -199,7 +337,8 @@ class Commit:
     A backend that stores rows writes the difference: *bodies* from the position *body_start* on, *systems* from
     *system_start* on, and drops rows before *drop_before*; with *replace* the messages given are all there are. A
     backend that keeps objects takes *snapshot*. Metadata is merged key by key, since others may have merged theirs in
-    the meantime. *claim* and *response* become the stored answer.
+    the meantime. *claim* and *response* become the stored answer. The row of an accepted turn stays, answered, in the
+    hands of its holder where *hands_on*, who then tells `on_response`.
     """
 
     turn_id: int
@@ -217,6 +356,7 @@ class Commit:
     replace: bool
     claim: Claim | None
     response: AgentResponse | None
+    hands_on: bool = False
 
     @property
     def changes_session(self) -> bool:
@@ -235,8 +375,12 @@ class Commit:
 
 @attrs.frozen
 class Committed:
-    """A commit that holds: the version it made, the metadata it merged into, and the turn that may run next."""
+    """A commit that holds: the version it made, the metadata it merged into, and the turn that may run next.
+
+    *answered* says that the turn had been accepted, and its row stays until `on_response` has returned.
+    """
 
     version: int
     metadata: FrozenDict
     next_turn: int | None
+    answered: bool = False

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from chatflow.core.agent import Agent
+from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.history import EMPTY_HISTORY, History
+from chatflow.core.journal import Deed
 from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
-from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id
+from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id, check_seconds
 from chatflow.core.state import Values
 from chatflow.core.turn import OwnTurn, Turn, TurnScope, open_turns, refuse_left_over
 from chatflow.core.values import EMPTY, freeze_mapping
@@ -204,7 +206,7 @@ class SessionContext:
 
     # --- what users do ---
 
-    def turn(self) -> TurnScope:
+    def turn(self, *, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> TurnScope:
         """``async with session.turn():`` makes all that happens inside one commit.
 
         It waits for the conversation's turn (first come, first served, in every task, loop and process on the store),
@@ -212,11 +214,16 @@ class SessionContext:
         as before, and the exception leaves as it is. What the block starts belongs to the turn; everyone else sees the
         last commit meanwhile.
 
+        A turn whose process gives no sign of life for *lease_seconds*, since it was stopped or its event loop blocked,
+        may be taken for gone by those who wait behind it; its commit then fails. Signs are given by the event loop, a
+        third of the lease apart.
+
         Raises:
+            ValueError: *lease_seconds* is not above 0.
             TurnInsideTurnError: At once, inside a turn of the same conversation, or where waiting would never end.
             SessionConflictError: At the end, if the turn was taken away; nothing was written.
         """
-        return TurnScope(self)
+        return TurnScope(self, check_seconds("lease_seconds", lease_seconds))
 
     @property
     def lock(self) -> TurnScope:
@@ -239,7 +246,7 @@ class SessionContext:
         if not isinstance(agent, Agent):
             raise TypeError(f"set_active_agent takes an Agent, not {type(agent).__name__}")
         async with self._own_turn() as working:
-            working.agent_name = agent.name
+            working.hand_to(agent.name)
             self._agents[agent.name] = agent
 
     async def clear_history(self) -> None:
@@ -351,10 +358,14 @@ class SessionContext:
         if working is None:
             refuse_left_over(self)
             self.pending[kind][key] = Change(value)
-        elif value is REMOVED:
-            del working.values[kind][key]
         else:
-            working.values[kind][key] = value
+            working.set(kind, key, value)
+
+    def redo(self, deeds: Iterable[Deed]) -> None:
+        """Do again what a tool did in an attempt of this turn that did not commit."""
+        working = self._working
+        assert working is not None
+        working.redo(deeds, self.session_id)
 
     def _replace_values(self, kind: Kind, values: Mapping[str, Any]) -> None:
         frozen = self.freeze_values(kind, values)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -11,29 +14,40 @@ from typing import Any, Final, Self
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
+from chatflow.core.beats import Beats
 from chatflow.core.finish import finish
+from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.live import LiveSessions
 from chatflow.core.messages import Message
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import (
+    Accepted,
     Answered,
+    Beat,
+    Beaten,
     Commit,
     Committed,
     Cycle,
+    Dead,
     InProgress,
     Key,
+    Leaving,
+    Left,
     Lost,
     NewSession,
     Page,
+    PendingTurn,
     Place,
     Seen,
     SessionInfo,
     Snapshot,
     Ticket,
+    Work,
     check_id,
 )
 from chatflow.core.session import SessionContext
+from chatflow.core.turn import Turn, end_turns
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
 
@@ -75,7 +89,10 @@ class BaseSessionStore(ABC):
     def __init__(self, default_max_turns: int, dedup_ttl_hours: float) -> None:
         self.default_max_turns = check_max_turns(default_max_turns, "default_max_turns")
         self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
+        self.is_closing = False
         self._live = LiveSessions()
+        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Beats] = weakref.WeakKeyDictionary()
+        self._beats_lock = threading.Lock()
         self._resolver: AgentResolver | None = None
 
     # --- what users call ---
@@ -210,12 +227,33 @@ class BaseSessionStore(ABC):
             raise TypeError("the resolver must be callable with an agent's name")
         self._resolver = resolver
 
-    async def aclose(self) -> None:
+    async def pending_turns(self) -> tuple[PendingTurn, ...]:
+        """All turns that have a row in the store and have not committed, in the order they came.
+
+        They are those that run or wait, the accepted and interrupted ones that nobody does at the moment, those that
+        failed and go on when their message is sent again, and the dead ones.
+        """
+        found: list[PendingTurn] = []
+        while True:
+            page = await self.page_of_turns(self._owner, found[-1].turn_id if found else 0, _SLICE)
+            found += page
+            if len(page) < _SLICE:
+                return tuple(found)
+
+    async def aclose(self, grace: float = 10) -> None:
         """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error.
 
-        A cancellation comes after it: a store is closed also where its ``async with`` is left by one.
+        No turn begins any more. Those under way may end within *grace* seconds; then their tasks are cancelled. A
+        cancellation of the caller ends the wait, and comes after the store is closed: it is closed also where its
+        ``async with`` is left by one.
         """
-        await finish(self.close())
+        if not isinstance(grace, int | float) or isinstance(grace, bool):
+            raise TypeError(f"grace must be a number of seconds, not {grace!r}")
+        self.is_closing = True
+        try:
+            await end_turns(self, grace)
+        finally:
+            await finish(self.close())
 
     async def __aenter__(self) -> Self:
         await yield_once()
@@ -237,6 +275,32 @@ class BaseSessionStore(ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     # --- what sessions and turns use ---
+
+    @property
+    def beats(self) -> Beats:
+        """The signs of life of this store's turns in the running event loop."""
+        loop = asyncio.get_running_loop()
+        with self._beats_lock:
+            beats = self._beats.get(loop)
+            if beats is None:
+                beats = self._beats[loop] = Beats(self, loop)
+        return beats
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns of this store that run or wait for their place, in all event loops."""
+        with self._beats_lock:
+            return [turn for beats in self._beats.values() for turn in beats.turns]
+
+    def key_of(self, session_id: str) -> Key:
+        """What names that conversation here."""
+        return self._key(session_id)
+
+    async def session_of(self, key: Key) -> SessionContext | None:
+        """The conversation *key*, whoever owns it."""
+        live = self._live.get(key)
+        found = await self.load_session(key, None if live is None else live.known)
+        return None if found is Seen.ABSENT else self._hand_out(key, found, live, None)
 
     @property
     def has_agent_resolver(self) -> bool:
@@ -322,32 +386,85 @@ class BaseSessionStore(ABC):
         """The last *limit* messages that stand before *before* in the history, or None for no conversation."""
 
     @abstractmethod
-    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
-        """Insert a turn's row, and start it if no other of its conversation is there; in one operation.
+    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
+        """Give a turn its place, and start what `rows.next_to_run` says, in one operation.
 
-        A claim is looked up first: a message that was answered or is under way takes no row. *known* names the
-        incarnation the row belongs to: if that is gone, `Lost.SESSION`. Without *known* the conversation is created if
-        need be. A row that would have to wait for one that waits for *ancestors* is `Cycle`, and not inserted.
+        A claim is looked up first: a message that was answered, or is under way, or dead, takes no row. Waiting work
+        with the claim's id is taken in its place; a turn that was told of its end takes a new place, with its journal.
+        *known* names the incarnation the row belongs to: if that is gone, `Lost.SESSION`. Without *known* the
+        conversation is created if need be. A row that would have to wait for one that waits for *ancestors* is `Cycle`,
+        and not inserted.
         """
 
     @abstractmethod
-    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
-        """Start a queued row if no smaller one of its conversation is left."""
+    async def start_turn(
+        self, turn_id: int, attempt: int, key: Key, known: Snapshot | None, max_attempts: int | None
+    ) -> Place | Dead | Lost:
+        """Start what `rows.next_to_run` says about that row, if its fence holds: itself, or work before it.
+
+        What is spent is dead instead; the row itself: `Dead`, work before it: the one after that.
+        """
+
+    @abstractmethod
+    async def accept_turn(self, ticket: Ticket) -> Accepted | Answered | Dead:
+        """Store the ticket's claim as work to be done, durably, and create the conversation if need be.
+
+        A message that is under way already is only noted as accepted; one that was told of its end gets a new place.
+        Nothing is changed for another digest.
+        """
 
     @abstractmethod
     async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
-        """Write what the turn changed and delete its row, durably, in one operation; nothing if the row is not its own.
+        """Write what the turn changed and delete its row, durably, in one operation; nothing if the fence has changed.
 
-        With a claim, the id is marked and the response stored in the same operation.
+        With a claim, the id is marked and the response stored in the same operation, and an accepted row stays,
+        answered.
         """
 
     @abstractmethod
-    async def leave_turn(self, turn_id: int) -> int | None:
-        """Delete the row without a trace, and return the row that may run next, if it belongs to this process."""
+    async def leave_turn(self, leaving: Leaving) -> Left:
+        """Make of the row what `rows.ended` says, if its fence holds."""
 
     @abstractmethod
-    async def turn_exists(self, turn_id: int) -> bool:
-        """Whether the row is still there."""
+    async def look_at_turn(self, turn_id: int, attempt: int, key: Key, known: Snapshot | None) -> Lost | None:
+        """What is gone, if the row does not run any more under that fence."""
+
+    @abstractmethod
+    async def is_held(self, turn_id: int) -> bool:
+        """Whether somebody has the row in hand."""
+
+    @abstractmethod
+    async def write_journal(
+        self, turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None, *, durable: bool
+    ) -> Lost | None:
+        """Add a line to the journal of a running row, if its fence holds; else what is gone."""
+
+    @abstractmethod
+    async def beat_turns(self, held: frozenset[int], watched: frozenset[int], *, everything: bool) -> Beaten:
+        """Raise the beat of those rows of this holder, and read those of the other held rows to be watched.
+
+        They are all in the lines of *held*, those *watched*, and with *everything* all that are held. It always waits
+        for the right to write: whoever could not write must not take others for silent.
+        """
+
+    @abstractmethod
+    async def interrupt_turn(self, beat: Beat) -> bool:
+        """Make of the row what `rows.interrupted` says, if its beat is still the same; True if so."""
+
+    @abstractmethod
+    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+        """Take up to *limit* rows that nobody has in hand: answered ones, then the first of each line that is work.
+
+        Only those of that application, and of a line only what no other row stands before, passed ones excepted.
+        """
+
+    @abstractmethod
+    async def end_answered(self, turn_id: int, attempt: int) -> None:
+        """Delete an answered row: its answer has been handed on."""
+
+    @abstractmethod
+    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+        """Up to *limit* of the owner's turns that have not committed, above the id *after*."""
 
     @abstractmethod
     async def is_processed(self, scope: Key, message_id: str) -> bool:

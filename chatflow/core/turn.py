@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
+from chatflow.core.beats import DEFAULT_LEASE_SECONDS, Beats
 from chatflow.core.finish import finish
+from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import (
     Answered,
     Claim,
     Commit,
     Cycle,
+    Dead,
     InProgress,
+    Leaving,
     Lost,
     Place,
     Ticket,
+    Work,
 )
+from chatflow.core.rows import WAITING, End, State
 from chatflow.core.working import Change, Kind, Working
 from chatflow.exceptions import (
+    ChatflowError,
+    MessageDeadError,
     MessageInProgressError,
     MessageMismatchError,
     SessionConflictError,
     StoreClosedError,
     StoreError,
     TurnInsideTurnError,
+    shorten,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +55,12 @@ _LOOK_BEHIND_OTHERS: Final = 0.25
 
 _LOOK_BEHIND_OWN: Final = 5.0
 """Seconds between looks where a turn of this process has to go first, which will wake us."""
+
+_SEEN_SECONDS: Final = 0.05
+"""How long a member of a turn takes it for the running one without asking the storage."""
+
+_LAST_WORDS: Final = 1.0
+"""Seconds that a cancelled turn has to end when its store is closed."""
 
 _memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
 
@@ -65,19 +83,60 @@ def refuse_left_over(session: SessionContext) -> None:
 
 
 class Turn:
-    """One turn of one conversation, from its place in the line to its commit."""
+    """One turn of one conversation, from its place in the line to its commit.
 
-    def __init__(self, session: SessionContext, claim: Claim | None = None, agent_name: str | None = None) -> None:
+    *agent_name* is that of the runner's starting agent: work of its application before this turn is to be done first, by
+    whoever holds this one. None for a turn without a runner, which passes such work by.
+    """
+
+    def __init__(
+        self,
+        session: SessionContext,
+        claim: Claim | None = None,
+        agent_name: str | None = None,
+        *,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        max_attempts: int | None = None,
+    ) -> None:
         self.session = session
         self.claim = claim
+        self.agent_name = agent_name
+        self.lease_seconds = lease_seconds
         self.response: AgentResponse | None = None
         self.is_open = False
         self.is_dropped = False
         self.turn_id: int | None = None
-        self._attempt = 0
-        self._agent_name = agent_name
+        self.attempt = 0
+        self.journal: tuple[Entry, ...] = ()
+        self.work: Work | None = None
+        """What it does for somebody else, who is not there to be told how it ends."""
+        self.hands_on = False
+        """Whether the row stays in hand after a failure, to be tried again, and after an answer, to hand it on."""
+        self.left: State | None = None
+        """What became of its row when it ended without a commit."""
+        self.task: asyncio.Task[Any] | None = None
+        self._max_attempts = max_attempts
         self._pending: dict[Kind, dict[str, Change]] = {}
         self._working: Working | None = None
+        self._is_lost = False
+        self._seen_at = 0.0
+        self._beats: Beats | None = None
+        self._first: Turn | None = None
+
+    @classmethod
+    def of_work(
+        cls,
+        session: SessionContext,
+        work: Work,
+        *,
+        lease_seconds: float,
+        max_attempts: int | None,
+    ) -> Turn:
+        """The turn of a row that was taken, to be done for whoever asked for it."""
+        turn = cls(session, work.claim, work.turn.agent_name, lease_seconds=lease_seconds, max_attempts=max_attempts)
+        turn.work = work
+        turn._hold(work.turn.turn_id, work.attempt)
+        return turn
 
     @property
     def working(self) -> Working:
@@ -85,27 +144,33 @@ class Turn:
         assert self._working is not None
         return self._working
 
-    async def take(self, *, wait_for_duplicate: bool = True) -> Answered | None:
+    async def take(self, *, wait_for_duplicate: bool = True) -> Answered | Turn | None:
         """Wait for the conversation's turn, bring the session up to date, and begin.
 
-        Returns the stored answer instead, without a turn, if the message was answered before.
+        Returns the stored answer instead, without a turn, if the message was answered before; or, begun, the turn of
+        work that is to be done first: once that has ended, call this again.
 
         Raises:
             TurnInsideTurnError: The turn could only start once the asking code's own turn has ended.
             SessionDeletedError: The conversation was deleted.
             MessageMismatchError: The message's id was used before with another text.
-            MessageInProgressError: The message is being answered, and *wait_for_duplicate* is false.
+            MessageInProgressError: The message is being answered, and *wait_for_duplicate* is false; or it waits for
+                another application's runner.
+            MessageDeadError: The message was given up.
         """
         self._refuse_nesting()
         try:
             found = await self._place(wait_for_duplicate=wait_for_duplicate)
             if isinstance(found, Answered):
                 return found
-        except BaseException:
-            await self._leave()
+        except BaseException as error:
+            if self._first is not None:
+                await self._first.let_go()
+            await self._leave(self._end_by(error), hold=self.hands_on)
             raise
-        self._begin(found)
-        return None
+        first, self._first = self._first, None
+        (first or self).begin(found)
+        return first
 
     def _refuse_nesting(self) -> None:
         session = self.session
@@ -118,106 +183,229 @@ class Turn:
 
     async def _place(self, *, wait_for_duplicate: bool) -> Place | Answered:
         session = self.session
-        while True:
-            session.refuse_deleted()
-            found = await finish(self._queue())
-            if isinstance(found, Place):
-                running = await self._wait_for_place(found)
-                if running is not None:
-                    return running
-                continue
-            if isinstance(found, Lost):
-                raise session.mark_deleted()
-            if isinstance(found, Cycle):
-                raise TurnInsideTurnError(
-                    session_id=session.session_id,
-                    reason="its turn would wait for one that waits for this code's own turn to end",
-                )
-            self._refuse_other_text(found.digest)
-            if isinstance(found, Answered):
-                return found
-            if not wait_for_duplicate:
-                assert self.claim is not None
-                raise MessageInProgressError(session_id=session.session_id, message_id=self.claim.message_id)
-            await self._wait_for_end(found)
+        with ExitStack() as watching:
+            while True:
+                session.refuse_deleted()
+                if self.turn_id is not None:
+                    running = await self._wait_for_place(None)
+                    if running is not None:
+                        return running
+                found = await finish(self._queue())
+                if isinstance(found, Place):
+                    running = await self._wait_for_place(found)
+                    if running is not None:
+                        return running
+                    continue
+                if isinstance(found, Lost):
+                    raise session.mark_deleted()
+                if isinstance(found, Cycle):
+                    raise TurnInsideTurnError(
+                        session_id=session.session_id,
+                        reason="its turn would wait for one that waits for this code's own turn to end",
+                    )
+                claim = self.claim
+                assert claim is not None
+                if found.digest is not None and found.digest != claim.digest:
+                    raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
+                if isinstance(found, Answered):
+                    return found
+                if isinstance(found, Dead):
+                    raise MessageDeadError(
+                        session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts
+                    )
+                if not wait_for_duplicate or not found.held:
+                    raise MessageInProgressError(session_id=session.session_id, message_id=claim.message_id)
+                watching.close()
+                watching.enter_context(session.store.beats.watching(found.turn_id))
+                await self._wait_for_end(found)
 
-    async def _queue(self) -> Place | Answered | InProgress | Cycle | Lost:
+    async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         session, store = self.session, self.session.store
         ancestors = (turn.turn_id for turn in open_turns() if turn.session.store.line is store.line)
         ticket = Ticket(
             key=session.key,
             known=session.known,
             new=session.new,
-            agent_name=self._agent_name or session.active_agent_name,
+            agent_name=self.agent_name,
             claim=self.claim,
             ancestors=tuple(turn_id for turn_id in ancestors if turn_id is not None),
+            lease_seconds=self.lease_seconds,
+            max_attempts=self._max_attempts,
         )
+        self._refuse_closing()
         await give_back(store)
         found = await store.queue_turn(ticket)
         if isinstance(found, Place):
-            # Noted inside the operation, so that a cancelled caller still knows which row to give back.
-            self.turn_id, self._attempt = found.turn_id, found.attempt
+            self._note(found)
         return found
 
-    def _refuse_other_text(self, digest: str | None) -> None:
-        claim = self.claim
-        assert claim is not None
-        if digest is not None and digest != claim.digest:
-            raise MessageMismatchError(session_id=self.session.session_id, message_id=claim.message_id)
+    def _note(self, place: Place) -> None:
+        """Note which rows are held now, inside the operation: a cancelled caller still knows what to give back."""
+        self._hold(place.turn_id, place.attempt)
+        if place.work is not None:
+            self._first = Turn.of_work(
+                self.session, place.work, lease_seconds=self.lease_seconds, max_attempts=self._max_attempts
+            )
+
+    def _refuse_closing(self) -> None:
+        # What the turns under way need for their own end may still begin.
+        store = self.session.store
+        if store.is_closing and not open_turns():
+            raise StoreClosedError(store=store.name)
+
+    def _hold(self, turn_id: int, attempt: int) -> None:
+        self.turn_id, self.attempt = turn_id, attempt
+        self._is_lost = False
+        self._beats = self.session.store.beats
+        self._beats.hold(turn_id, self)
+
+    def _release(self) -> int | None:
+        turn_id, self.turn_id = self.turn_id, None
+        if turn_id is not None and self._beats is not None:
+            self._beats.release(turn_id)
+        return turn_id
+
+    def lose(self, silent_seconds: float) -> None:
+        """The storage says that the row is somebody else's, or gone; the event loop had not run for so long before."""
+        self._is_lost = True
+        logger.warning(
+            "session %s: turn %s lost its place: %s",
+            shorten(self.session.session_id),
+            self.turn_id,
+            f"its event loop was blocked for {silent_seconds:.1f} s, and its lease is {self.lease_seconds:g} s"
+            if silent_seconds > self.lease_seconds / 3
+            else "it was taken, or the conversation deleted",
+        )
+        if not self.is_open and self.turn_id is not None:
+            self.session.store.line.wake((self.turn_id,))
 
     async def _wait_for_end(self, found: InProgress) -> None:
         store = self.session.store
         self._let_go()
         with store.line.waiting(found.turn_id) as waiter:
-            if await store.turn_exists(found.turn_id):
+            if await store.is_held(found.turn_id):
                 # Once only: asked again, the storage also tells whether that turn waits for this code by now.
                 await waiter.wait(_LOOK_BEHIND_OTHERS)
 
-    async def _wait_for_place(self, place: Place) -> Place | None:
-        """The row once it runs, or None if it is gone and a new one is needed."""
-        if place.running:
+    async def _wait_for_place(self, place: Place | None) -> Place | None:
+        """The row that runs now, or None if this one is gone and a new one is needed."""
+        if place is not None and place.running:
             return place
-        store, session = self.session.store, self.session
+        store, session, turn_id = self.session.store, self.session, self.turn_id
+        assert turn_id is not None
         self._let_go()
-        with store.line.waiting(place.turn_id) as waiter:
-            while not place.running:
+        with store.line.waiting(turn_id) as waiter:
+            while place is None or not place.running:
                 session.refuse_deleted()  # a deletion before this row was waited for has woken nobody
-                await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
+                if place is not None:
+                    if not place.behind_own:
+                        store.beats.look_soon()
+                    await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
                 session.refuse_deleted()
+                self._refuse_closing()
                 await finish(give_back(store))
-                found = await finish(store.start_turn(place.turn_id, session.key, session.known))
+                found = await finish(self._start(turn_id))
                 if found is Lost.SESSION:
                     raise session.mark_deleted()
                 if found is Lost.TURN:
-                    self.turn_id = None
+                    self._release()
                     return None
+                if isinstance(found, Dead):
+                    assert self.claim is not None
+                    self._release()
+                    raise MessageDeadError(
+                        session_id=session.session_id, message_id=self.claim.message_id, attempts=found.attempts
+                    )
                 place = found
-        self._attempt = place.attempt
         return place
+
+    async def _start(self, turn_id: int) -> Place | Dead | Lost:
+        session = self.session
+        found = await session.store.start_turn(turn_id, self.attempt, session.key, session.known, self._max_attempts)
+        if isinstance(found, Place):
+            self._note(found)
+        return found
 
     def _let_go(self) -> None:
         let_go = before_waiting.get()
         if let_go is not None:
             let_go()
 
-    def _begin(self, place: Place) -> None:
+    def begin(self, place: Place) -> None:
+        """Its place has come: members work on a copy from now on."""
         session = self.session
         if place.session is not None:
             session.show(place.session)
+        self.journal = place.journal
         self._pending = {name: dict(changes) for name, changes in session.pending.items()}
         self._working = Working(session.committed, session.take_window(), session.max_turns, self._pending)
         self.is_open = True
+        self.task = asyncio.current_task()
+        self._seen_at = time.monotonic()
         session.turn_now = self
         _memberships.set((*open_turns(), self))
 
     def _end(self) -> None:
         # Before anything is awaited: what members do from here on belongs to a turn of their own.
         self.is_open = False
+        self.task = None
         self.session.turn_now = None
         _memberships.set(open_turns())
 
-    async def commit(self) -> None:
+    def cancel(self) -> None:
+        """Cancel the task that began the turn, from any thread."""
+        task = self.task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def look(self) -> None:
+        """Make sure that the turn is still the running one, as far as that was not seen a moment ago.
+
+        Raises:
+            SessionDeletedError: The conversation was deleted.
+            SessionConflictError: The turn's row was taken; nothing of it will be written.
+        """
+        session = self.session
+        session.refuse_deleted()
+        now = time.monotonic()
+        if not self._is_lost and now - self._seen_at < _SEEN_SECONDS:
+            return
+        assert self.turn_id is not None
+        lost = await session.store.look_at_turn(self.turn_id, self.attempt, session.key, session.known)
+        if lost is not None:
+            raise self._lost(lost)
+        self._is_lost, self._seen_at = False, now
+
+    def _lost(self, lost: Lost) -> ChatflowError:
+        if lost is Lost.SESSION:
+            return self.session.mark_deleted()
+        return SessionConflictError(
+            session_id=self.session.session_id, reason="this turn was no longer the running one"
+        )
+
+    async def note(self, entry: Entry, *, durable: bool) -> None:
+        """Write a line of the journal; *durable*: flushed to the disk when this returns, whatever cancels it.
+
+        Raises:
+            SessionDeletedError: The conversation was deleted.
+            SessionConflictError: The turn's row was taken.
+        """
+        self.session.refuse_deleted()
+        assert self.turn_id is not None
+        now = time.monotonic()
+        lost = await finish(
+            self.session.store.write_journal(
+                self.turn_id, self.attempt, entry, self.session.key, self.session.known, durable=durable
+            )
+        )
+        if lost is not None:
+            raise self._lost(lost)
+        self._seen_at = now
+
+    async def commit(self) -> bool:
         """Make all that happened durable, as one, whatever cancels the caller in the meantime.
+
+        True says that the turn had been accepted, and its answer is still to be told; the row is held until then.
 
         Raises:
             SessionDeletedError: The conversation was deleted.
@@ -228,87 +416,141 @@ class Turn:
         session, working = self.session, self.working
         self._end()
         front_stays = working.front_stays
-        commit = working.commit(self.turn_id, self._attempt, self.claim, self.response)
+        commit = attrs.evolve(
+            working.commit(self.turn_id, self.attempt, self.claim, self.response), hands_on=self.hands_on
+        )
         try:
             session.refuse_deleted()
             if commit.changes_session or commit.claim is not None:
-                await finish(self._write(commit, front_stays=front_stays))
-            else:
-                session.keep_window(working.window)
-                session.settle(self._pending)
-                await self._leave()
+                return await finish(self._write(commit, front_stays=front_stays))
+            session.keep_window(working.window)
+            session.settle(self._pending)
+            await self._leave(End.TOLD)
         except BaseException as error:
             self.is_dropped = True
-            if isinstance(error, StoreError) and self.turn_id is not None:
-                # Not now: whoever holds the file would be waited for a second time.
-                session.store.line.abandoned.append(self.turn_id)
-                self.turn_id = None
-            await self._leave()
+            # After an error of the storage not now: whoever holds the file would be waited for a second time.
+            await self._leave(self._end_by(error), later=isinstance(error, StoreError))
             raise
+        return False
 
-    async def _write(self, commit: Commit, *, front_stays: bool) -> None:
+    async def _write(self, commit: Commit, *, front_stays: bool) -> bool:
         session = self.session
         outcome = await session.store.commit_turn(commit, session.key)
-        self.turn_id = None
-        if outcome is Lost.SESSION:
-            raise session.mark_deleted()
-        if outcome is Lost.TURN:
-            raise SessionConflictError(session_id=session.session_id, reason="this turn was no longer the running one")
+        if isinstance(outcome, Lost):
+            self._release()
+            raise self._lost(outcome)
+        if not (outcome.answered and self.hands_on):
+            self._release()
         snapshot = attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata)
         session.show(snapshot, front_stays=front_stays)
         session.keep_window(self.working.window)
         session.settle(self._pending)
         session.store.line.ended(commit.turn_id, outcome.next_turn)
+        return outcome.answered
 
-    async def drop(self) -> None:
-        """End without a trace in the conversation."""
-        self.is_dropped = True
-        self._end()
-        await self._leave()
+    async def drop(self, error: BaseException | None = None) -> None:
+        """End without a trace in the conversation, because of *error*."""
+        if self.is_open:
+            self.is_dropped = True
+            self._end()
+        await self._leave(self._end_by(error), hold=self.hands_on)
 
-    async def _leave(self) -> None:
-        if self.turn_id is None:
+    async def let_go(self) -> None:
+        """Leave the row as it is to whoever goes on with it."""
+        await self._leave(End.LET_GO)
+
+    async def handed_on(self) -> None:
+        """The answer of this accepted turn has reached whoever it is for: nothing is left to do."""
+        turn_id = self._release()
+        if turn_id is not None:
+            await finish(self.session.store.end_answered(turn_id, self.attempt))
+
+    def ended_as(self, state: State | None) -> None:
+        """Note what became of the row that was left."""
+        self.left = state
+        if state not in WAITING:
+            self._release()
+
+    def _end_by(self, error: BaseException | None) -> End:
+        if self.work is None:
+            return End.TOLD
+        # Neither a cancellation nor a fault of the storage is the work's own.
+        own_fault = isinstance(error, Exception) and not isinstance(error, StoreError)
+        return End.FAILED if own_fault else End.LET_GO
+
+    async def _leave(self, end: End, *, hold: bool = False, later: bool = False) -> None:
+        turn_id = self.turn_id if hold else self._release()
+        if turn_id is None:
             return
-        turn_id, self.turn_id = self.turn_id, None
+        leaving = Leaving(turn_id=turn_id, attempt=self.attempt, end=end, max_attempts=self._max_attempts, hold=hold)
         store = self.session.store
-        store.line.abandoned.append(turn_id)
-        await finish(give_back(store))
+        store.line.abandoned.append((leaving, self))
+        if not later:
+            await finish(give_back(store))
 
 
 async def give_back(store: BaseSessionStore) -> None:
-    """Remove the rows whose turns have ended without a commit.
+    """Give back the rows whose turns have ended without a commit.
 
-    A row that can't be removed now, because the disk is full for instance, is removed before the next turn queues: the
+    A row that can't be given back now, because the disk is full for instance, goes before the next turn queues: the
     error that ended its turn is the one to show, and a row left standing would hold up the conversation.
     """
     abandoned = store.line.abandoned
     while abandoned:
-        turn_id = abandoned.pop()
+        leaving, turn = abandoned.pop()
         try:
-            next_turn = await store.leave_turn(turn_id)
+            left = await store.leave_turn(leaving)
         except StoreClosedError:
             return
         except StoreError:
-            logger.warning("store %s: the place of turn %d will be given back later", store.name, turn_id)
-            abandoned.append(turn_id)
+            logger.warning("store %s: the place of turn %d will be given back later", store.name, leaving.turn_id)
+            abandoned.append((leaving, turn))
             return
         except BaseException:
-            abandoned.append(turn_id)
+            abandoned.append((leaving, turn))
             raise
-        store.line.ended(turn_id, next_turn)
+        turn.ended_as(left.state)
+        store.line.ended(leaving.turn_id, left.next_turn)
+
+
+async def end_turns(store: BaseSessionStore, grace: float) -> None:
+    """Wait until the turns under way have ended, those of the calling code excepted; after *grace* seconds cancel them.
+
+    Whoever has not ended a second after that is left alone: its commit will fail.
+    """
+    turns = store.turns
+    if not turns:
+        return
+    store.line.wake_all()  # those that wait for their place are refused it
+    own, me = open_turns(), asyncio.current_task()
+    others = [turn for turn in turns if turn.is_open and turn not in own and turn.task is not me]
+    await _until_ended(others, grace)
+    late = [turn for turn in others if turn.is_open]
+    for turn in late:
+        turn.cancel()
+    await _until_ended(late, _LAST_WORDS)
+
+
+async def _until_ended(turns: list[Turn], seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        for turn in turns:
+            with turn.session.store.line.waiting(turn.turn_id or 0) as waiter:
+                while turn.is_open:
+                    await waiter.wait(_LOOK_BEHIND_OTHERS)
 
 
 class TurnScope:
     """``async with session.turn():``, entered once."""
 
-    def __init__(self, session: SessionContext) -> None:
+    def __init__(self, session: SessionContext, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> None:
         self._session = session
+        self._lease_seconds = lease_seconds
         self._turn: Turn | None = None
 
     async def __aenter__(self) -> SessionContext:
         if self._turn is not None and self._turn.is_open:
             raise TurnInsideTurnError(session_id=self._session.session_id, reason="this turn has been entered already")
-        turn = Turn(self._session)
+        turn = Turn(self._session, lease_seconds=self._lease_seconds)
         await turn.take()
         self._turn = turn
         return self._session
@@ -338,7 +580,7 @@ class OwnTurn:
         )  # as every store operation, it yields once; anyio's checkpoint does it at four times the cost
         member = session.member_turn
         if member is not None:
-            session.refuse_deleted()
+            await member.look()
             return member.working
         refuse_left_over(session)
         turn = Turn(session)

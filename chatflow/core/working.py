@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, get_args
 
 import attrs
 
 from chatflow.core.history import History
+from chatflow.core.journal import Deed, record
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
@@ -53,6 +54,28 @@ def _kept(before: FrozenDict, now: Mapping[str, Any]) -> FrozenDict:
     return FrozenDict(now)
 
 
+def _way_back(now: Snapshot, then: Snapshot) -> list[Deed]:
+    """What makes *then* of *now*, as changes that mean the same on another history before this turn's messages."""
+    deeds: list[Deed] = []
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    for kind in kinds:
+        values, wanted = getattr(now, kind), getattr(then, kind)
+        deeds += [Deed(what="remove", kind=kind, key=key) for key in values if key not in wanted]
+        changed = {key: value for key, value in wanted.items() if values.get(key, _ABSENT) is not value}
+        deeds += [Deed(what="set", kind=kind, key=key, value=value) for key, value in changed.items()]
+    if now.agent_name != then.agent_name:
+        deeds.append(Deed(what="agent", value=then.agent_name))
+    common = 0
+    for mine, theirs in zip(now.history, then.history, strict=False):
+        if mine is not theirs:
+            break
+        common += 1
+    if common < len(now.history):
+        deeds.append(Deed(what="drop", value=len(now.history) - common))
+    deeds += [Deed(what="add", message=message) for message in then.history[common:]]
+    return deeds
+
+
 class Working:
     """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
 
@@ -75,6 +98,20 @@ class Working:
         """What the conversation's history would be, were the turn to commit now."""
         return self.window.history(self.max_turns)
 
+    def set(self, kind: Kind, key: str, value: Any) -> None:
+        """Set one key of metadata or state, or remove it."""
+        if value is REMOVED:
+            del self.values[kind][key]
+            record(Deed(what="remove", kind=kind, key=key))
+        else:
+            self.values[kind][key] = value
+            record(Deed(what="set", kind=kind, key=key, value=value))
+
+    def hand_to(self, agent_name: str) -> None:
+        """Let another agent answer from now on."""
+        self.agent_name = agent_name
+        record(Deed(what="agent", value=agent_name))
+
     def add(self, message: Message, session_id: str) -> None:
         """Add *message*, or change nothing and say why."""
         if not isinstance(message, Message):
@@ -89,12 +126,32 @@ class Working:
                 shorten(session_id),
                 message.role.value,
             )
+        record(Deed(what="add", message=message))
 
     def clear(self) -> None:
         """Remove all messages."""
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
+        record(Deed(what="clear"))
+
+    def redo(self, deeds: Iterable[Deed], session_id: str) -> None:
+        """Do again what a tool did in an attempt that did not commit, on what the conversation is like now."""
+        for deed in deeds:
+            if deed.kind is not None and deed.key is not None:
+                if deed.what == "set":
+                    self.values[deed.kind][deed.key] = deed.value
+                else:
+                    self.values[deed.kind].pop(deed.key, None)
+            elif deed.message is not None:
+                self.add(deed.message, session_id)
+            elif deed.what == "clear":
+                self.clear()
+            elif deed.what == "drop":
+                messages = self.window.history()
+                self._keep(messages[: max(0, len(messages) - deed.value)])
+            else:
+                self.agent_name = deed.value
 
     def snapshot(self) -> Snapshot:
         """The state that `restore` takes."""
@@ -109,17 +166,23 @@ class Working:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to exactly *snapshot*."""
+        before = self.snapshot()
         self.window = Window.of(snapshot.history, snapshot.start)
         self._front = self.window.start
         self.agent_name = snapshot.agent_name
         self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
         self._restored = True
+        record(*_way_back(before, snapshot))
 
     def restore_length(self, length: int) -> None:
         """Go back to the first *length* messages of the history."""
-        history = self.history
+        before = self.snapshot()
+        self._keep(self.history[:length])
+        record(*_way_back(before, self.snapshot()))
+
+    def _keep(self, messages: Iterable[Message]) -> None:
         window = Window(self.window.start)
-        for message in history[:length]:
+        for message in messages:
             window.add(message)
         self.window = window
         self._restored = True

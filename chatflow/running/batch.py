@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -15,6 +15,7 @@ import orjson
 
 from chatflow.core.agent import Agent
 from chatflow.core.codec import encode
+from chatflow.core.journal import Deed, Entry, recording
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
 from chatflow.core.session import SessionContext
 from chatflow.core.tools import Tool, ToolContext
@@ -35,15 +36,19 @@ class Batch:
     """The calls of *message*, which *agent* answers with its *tools*, by name.
 
     *key* is the same when this batch is run again, and another for every other batch. *timeout* is each call's, in
-    seconds.
+    seconds. *ended* is what an earlier attempt has noted of these calls; None where there was none. Each call's outcome
+    is noted by *note*, if there is a journal.
     """
 
     session: SessionContext
     agent: Agent
     tools: Mapping[str, Tool]
     message: Message
+    iteration: int
     key: str
     timeout: float | None
+    ended: Mapping[int, Entry] | None
+    note: Callable[[Entry], Awaitable[None]] | None
 
     async def run(self) -> list[ToolResult | Handoff]:
         """What each call led to, in the calls' order.
@@ -54,20 +59,36 @@ class Batch:
         calls = self.message.tool_calls
         outcomes: dict[int, ToolResult | Handoff] = {}
         ends: list[BaseException] = []
+        for index, entry in (self.ended or {}).items():
+            self.session.redo(entry.deeds)
+            outcome = entry.result or entry.handoff
+            assert outcome is not None
+            outcomes[index] = outcome
 
         async def run_one(index: int) -> None:
             try:
-                outcomes[index] = await self._outcome(index)
+                with recording() as deeds:
+                    outcome = outcomes[index] = await self._outcome(index)
+                await self._note(index, outcome, deeds)
             except BaseException as end:  # noqa: BLE001  # raised below, where no group wraps it
                 ends.append(end)
                 group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
             for index in range(len(calls)):
-                group.start_soon(run_one, index)
+                if index not in outcomes:
+                    group.start_soon(run_one, index)
         if ends:
             raise ends[0]
         return [outcomes[index] for index in range(len(calls))]
+
+    async def _note(self, index: int, outcome: ToolResult | Handoff, deeds: Sequence[Deed]) -> None:
+        if self.note is None:
+            return
+        result, handoff = (None, outcome) if isinstance(outcome, Handoff) else (outcome, None)
+        await self.note(
+            Entry(iteration=self.iteration, index=index, result=result, handoff=handoff, deeds=tuple(deeds))
+        )
 
     async def _outcome(self, index: int) -> ToolResult | Handoff:
         call = self.message.tool_calls[index]
@@ -83,6 +104,12 @@ class Batch:
                 call,
                 f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
                 " again with valid JSON.",
+            )
+        if self.ended is not None and not tool.idempotent:
+            self._log(call, "had been called in an attempt that was interrupted; it is not run again")
+            return error_result(
+                call,
+                "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first.",
             )
         try:
             with anyio.move_on_after(self.timeout):

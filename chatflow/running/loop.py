@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.prompt import to_prompt
 from chatflow.core.session import SessionContext
 from chatflow.core.tools import Tool
+from chatflow.core.turn import Turn
 from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 from chatflow.running.batch import Batch, error_result
@@ -47,13 +50,13 @@ class Registry:
 
 @attrs.define(kw_only=True)
 class Loop:
-    """One turn of *session*, which the running code is a member of; it neither begins nor ends the turn.
+    """What happens in *turn*, which the running code is a member of; it neither begins nor ends the turn.
 
     *key* is the same when the turn's message is tried again, and another for every other turn.
     """
 
     registry: Registry
-    session: SessionContext
+    turn: Turn
     slot: Slot
     key: str
     max_handoffs: int
@@ -67,16 +70,29 @@ class Loop:
     unknown: set[str] = attrs.field(factory=set[str])
     repairs: set[str] = attrs.field(factory=set[str])
 
+    @property
+    def session(self) -> SessionContext:
+        """The conversation."""
+        return self.turn.session
+
     async def answer(self, user_message: str) -> AgentResponse:
-        """Take the user's message, and go on until there is an answer to it."""
+        """Take the user's message, and go on until there is an answer to it.
+
+        What an earlier attempt has noted in the turn's journal is not asked or called again.
+        """
+        journal = Journal(self.turn.journal)
         await self._say(Message(Role.USER, user_message))
         for iteration in range(self.max_tool_iterations):
+            called = journal.called(iteration)
+            if called is not None:
+                agent = self.registry.agents().get(called.agent_name or "") or self._active_agent()
+                await self._act(agent, called, iteration, journal.returned(iteration))
+                continue
             agent = self._active_agent()
-            tools = agent.all_tools()
-            reply = await self._ask(agent, tools)
+            reply = await self._ask(agent, agent.all_tools())
             if not reply.tool_calls:
                 return await self._finish(agent, reply, "answer")
-            await self._act(agent, tools, reply, iteration)
+            await self._act(agent, _calls(agent, reply), iteration, None)
         agent = self._active_agent()
         logger.warning(
             "session %s: the model asked for tools %d times in a row; it is asked once more without them",
@@ -106,6 +122,7 @@ class Loop:
 
     async def _ask(self, agent: Agent, tools: tuple[Tool, ...]) -> EngineReply:
         await self.slot.hold()
+        await self.turn.look()  # nobody pays for an answer that would be thrown away
         session = self.session
         prompt = to_prompt(session.history, await agent.render_instructions(session))
         repairs = [repair for repair in prompt.repairs if repair not in self.repairs]
@@ -118,11 +135,14 @@ class Loop:
             raise TypeError(
                 f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
             )
-        if reply.usage is not None:
-            self.usage = _sum(self.usage, reply.usage)
         return reply
 
+    def _count(self, usage: Mapping[str, Any] | None) -> None:
+        if usage is not None:
+            self.usage = _sum(self.usage, usage)
+
     async def _finish(self, agent: Agent, reply: EngineReply, stop_reason: StopReason) -> AgentResponse:
+        self._count(reply.usage)
         text = reply.text or ""
         await self._say(Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra))
         return AgentResponse(
@@ -134,25 +154,28 @@ class Loop:
             stop_reason=stop_reason,
         )
 
-    async def _act(self, agent: Agent, tools: tuple[Tool, ...], reply: EngineReply, iteration: int) -> None:
-        """Store the reply's calls, run them, and store what they led to."""
-        message = Message(
-            Role.MODEL,
-            reply.text,
-            tool_calls=reply.tool_calls,
-            agent_name=agent.name,
-            usage=reply.usage,
-            extra=reply.extra,
-        )
+    async def _act(self, agent: Agent, message: Message, iteration: int, ended: Mapping[int, Entry] | None) -> None:
+        """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
+        self._count(message.usage)
         await self._say(message)
         self.called += [call.name for call in message.tool_calls]
+        tools = {tool.name: tool for tool in agent.all_tools()}
+        keeps_journal = self.turn.claim is not None
+        if keeps_journal and ended is None:
+            called = (tools.get(call.name) for call in message.tool_calls)
+            # Before what must not be done twice, the note of it has to be on the disk.
+            durable = any(tool is not None and not tool.idempotent for tool in called)
+            await self.turn.note(Entry(iteration=iteration, message=message), durable=durable)
         batch = Batch(
             session=self.session,
             agent=agent,
-            tools={tool.name: tool for tool in tools},
+            tools=tools,
             message=message,
+            iteration=iteration,
             key=f"{self.key}:{iteration}",
             timeout=self.tool_timeout,
+            ended=ended,
+            note=partial(self.turn.note, durable=False) if keeps_journal else None,
         )
         outcomes = await batch.run()
         results: list[ToolResult] = []
@@ -192,6 +215,18 @@ class Loop:
         logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
         content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+
+
+def _calls(agent: Agent, reply: EngineReply) -> Message:
+    """The message that holds the reply's calls."""
+    return Message(
+        Role.MODEL,
+        reply.text,
+        tool_calls=reply.tool_calls,
+        agent_name=agent.name,
+        usage=reply.usage,
+        extra=reply.extra,
+    )
 
 
 def _sum(total: Any, usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _T = TypeVar("_T")
 Connection: TypeAlias = sqlite3.Connection
 Operation: TypeAlias = Callable[[Connection], _T]
 Prepare: TypeAlias = Callable[[Connection, "Database"], None]
+Release: TypeAlias = Callable[[str, Connection], None]
+"""Gives back what a holder has in hand."""
 
 BUSY_SECONDS: Final = 10.0
 """How long an operation waits for another program that holds the database; on the thread, where it has one."""
@@ -87,7 +89,7 @@ class _Write(Generic[_T]):
 class Database(ABC):
     """One database of this process, shared by all stores on it."""
 
-    def __init__(self, location: Location, prepare: Prepare) -> None:
+    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
         self.location = location
         self.holder = new_holder()
         self.line = Line()
@@ -97,6 +99,7 @@ class Database(ABC):
         self.let_go = threading.Event()
         self.users = 0
         self._prepare = prepare
+        self._release = release
         self._pid = os.getpid()
         self._closed = False
 
@@ -165,11 +168,11 @@ class Database(ABC):
         return connection
 
 
-def open_database(location: Location, prepare: Prepare) -> Database:
+def open_database(location: Location, prepare: Prepare, release: Release) -> Database:
     """This process's database at *location*, for one more user; `release_database` gives it back."""
     kind = FileDatabase if location.path is not None else MemoryDatabase
     if location.identity is None:
-        database: Database = kind(location, prepare)
+        database: Database = kind(location, prepare, release)
         database.users = 1
         return database
     with _living_lock:
@@ -177,7 +180,7 @@ def open_database(location: Location, prepare: Prepare) -> Database:
         if found is not None:
             found.users += 1
             return found
-        database = _living[location.identity] = kind(location, prepare)
+        database = _living[location.identity] = kind(location, prepare, release)
         database.predecessor = _closing.get(location.identity)
         database.users = 1
     return database
@@ -254,8 +257,8 @@ def translate(error: sqlite3.Error, name: str) -> StoreError:
 class MemoryDatabase(Database):
     """A database in memory. Its operations run on the awaiting event loop, one at a time."""
 
-    def __init__(self, location: Location, prepare: Prepare) -> None:
-        super().__init__(location, prepare)
+    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
+        super().__init__(location, prepare, release)
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
@@ -306,6 +309,10 @@ class MemoryDatabase(Database):
     def _close(self) -> None:
         self._closed = True
         if self._connection is not None:
+            try:
+                _in_transaction(self._connection, partial(self._release, self.holder))
+            except sqlite3.Error:
+                pass  # another connection holds a shared database; whoever waits there sees that this one is gone
             self._connection.close()
             self._connection = None
         _has_let_go(self)
@@ -360,8 +367,8 @@ def _no_connector() -> Connection:
 class FileDatabase(Database):
     """A database in a file: one thread that writes, one that reads."""
 
-    def __init__(self, location: Location, prepare: Prepare) -> None:
-        super().__init__(location, prepare)
+    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
+        super().__init__(location, prepare, release)
         # Entered again by `abandon`, when the garbage collector runs in the middle of it.
         self._lock = threading.RLock()
         self._waiting: deque[_Write[Any]] = deque()
@@ -577,10 +584,9 @@ class FileDatabase(Database):
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
             try:
-                connection.execute(_DELETE_OWN_TURNS, {"holder": self.holder})
-                connection.execute(_DELETE_MARK, {"key": f"commit:{self.holder}"})
+                _in_transaction(connection, partial(self._release, self.holder))
             except sqlite3.Error:
-                # A full disk or a foreign lock: whoever opens the file next removes them, as after a kill.
+                # A full disk or a foreign lock: whoever opens the file next gives them back, as after a kill.
                 pass
             connection.close()
         _has_let_go(self)
@@ -602,8 +608,6 @@ _MARK_GROUP: Final = """
     INSERT INTO chatflow_meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
 _READ_MARK: Final = "SELECT value FROM chatflow_meta WHERE key = :key"
-_DELETE_MARK: Final = "DELETE FROM chatflow_meta WHERE key = :key"
-_DELETE_OWN_TURNS: Final = "DELETE FROM chatflow_turns WHERE holder = :holder"
 
 
 def _nothing(_connection: Connection) -> None:

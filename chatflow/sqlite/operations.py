@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterable
 from typing import Final
 
 import attrs
-import orjson
 
 from chatflow.core.codec import (
     message_from_json,
-    message_to_json,
     response_from_json,
     values_from_json,
     values_to_json,
@@ -21,26 +18,20 @@ from chatflow.core.history import History
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.records import (
     Answered,
-    Commit,
-    Committed,
-    Cycle,
-    InProgress,
     Key,
     Lost,
     NewSession,
     Page,
-    Place,
     Seen,
     SessionInfo,
     Snapshot,
-    Ticket,
     system_place,
 )
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError, SessionFormatError
 from chatflow.sqlite import statements
-from chatflow.sqlite.database import Connection, living_holders
-from chatflow.sqlite.holder import is_gone
+from chatflow.sqlite.database import Connection
+from chatflow.sqlite.turn_statements import PURGE_TURNS, TURNS_OF_SESSION
 
 logger = logging.getLogger("chatflow.store")
 
@@ -64,8 +55,8 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
         session_key=session_key,
         version=version,
         agent_name=agent_name,
-        metadata=_values(key, f"{where}, metadata_json", metadata_json),
-        state=_values(key, f"{where}, state_json", state_json),
+        metadata=values(key, f"{where}, metadata_json", metadata_json),
+        state=values(key, f"{where}, state_json", state_json),
         max_turns=max_turns,
         history=history,
         start=start,
@@ -73,7 +64,8 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
     )
 
 
-def _values(key: Key, row: str, text: str) -> FrozenDict:
+def values(key: Key, row: str, text: str) -> FrozenDict:
+    """Metadata or state as they were stored."""
     try:
         return values_from_json(text)
     except SessionFormatError as error:
@@ -136,12 +128,12 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     if created or not new.metadata:
         return snapshot
     metadata = FrozenDict({**snapshot.metadata, **new.metadata})
-    version = _update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)
+    version = update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)
     assert version is not None
     return attrs.evolve(snapshot, version=version, metadata=metadata)
 
 
-def _update(
+def update(
     connection: Connection,
     session_key: int,
     seen: int,
@@ -151,6 +143,7 @@ def _update(
     agent_name: str | None = None,
     state_json: str | None = None,
 ) -> int | None:
+    """Change a conversation that still has the version *seen*, and return the new one; None for another version."""
     row = connection.execute(
         statements.UPDATE_SESSION,
         {
@@ -165,14 +158,27 @@ def _update(
     return None if row is None else row[0]
 
 
+def find_session(key: Key, connection: Connection) -> int | None:
+    """The number of the conversation that has this id now."""
+    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
+    return None if row is None else row[0]
+
+
+def lost(key: Key, known: Snapshot | None, connection: Connection) -> Lost:
+    """What a turn has lost that does not find its row: the conversation, or only the row."""
+    session_key = find_session(key, connection)
+    gone = session_key is None or (known is not None and session_key != known.session_key)
+    return Lost.SESSION if gone else Lost.TURN
+
+
 def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
     """Delete the conversation, if it is there."""
-    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
-    return None if row is None else _delete_one(key, row[0], connection)
+    session_key = find_session(key, connection)
+    return None if session_key is None else _delete_one(key, session_key, connection)
 
 
 def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int, ...]:
-    turns = connection.execute(statements.TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
+    turns = connection.execute(TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
     connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
     connection.execute(statements.FORGET_RESPONSES, {"owner": key.owner, "session_id": key.session_id})
     return tuple(row[0] for row in turns)
@@ -206,7 +212,7 @@ def page_of_sessions(owner: str, limit: int, before: int, connection: Connection
 def _listed(key: Key, metadata_json: str) -> FrozenDict:
     # One conversation that can't be read must not hide all others.
     try:
-        return _values(key, "chatflow_sessions, metadata_json", metadata_json)
+        return values(key, "chatflow_sessions, metadata_json", metadata_json)
     except CorruptSessionError as error:
         logger.warning("%s; it is listed without its metadata", error)
         return EMPTY
@@ -214,214 +220,15 @@ def _listed(key: Key, metadata_json: str) -> FrozenDict:
 
 def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:
     """A page of one conversation."""
-    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
-    if row is None:
+    session_key = find_session(key, connection)
+    if session_key is None:
         return None
-    session_key = row[0]
     rows = connection.execute(
         statements.PAGE_OF_MESSAGES, {"session_key": session_key, "before": before, "limit": limit + 1}
     ).fetchall()
     page = rows[:limit]
     items = tuple(_message(key, session_key, place, text) for place, text in reversed(page))
     return Page(items, page[-1][0] if len(rows) > limit else None)
-
-
-def queue(
-    ticket: Ticket, holder: str, now: str, expired_before: str, connection: Connection
-) -> Place | Answered | InProgress | Cycle | Lost:
-    """Look the claim up, insert the row, and start it where the line is empty."""
-    key, claim = ticket.key, ticket.claim
-    if claim is not None:
-        answered = find_processed(key, claim.message_id, expired_before, connection)
-        if answered is not None:
-            return answered
-    session: Snapshot | Seen | None = None
-    if ticket.known is None:
-        assert ticket.new is not None
-        found = load(key, None, connection)
-        session = found if isinstance(found, Snapshot) else create(key, ticket.new, now, connection)
-        known = session
-    else:
-        known = ticket.known
-    if claim is not None:
-        row = connection.execute(
-            statements.TURN_OF_MESSAGE, {"session_key": known.session_key, "message_id": claim.message_id}
-        ).fetchone()
-        if row is not None and not _is_abandoned(row[2], holder, known.session_key, connection):
-            return Cycle() if _waits_for(ticket, known.session_key, connection) else InProgress(row[1], row[0])
-    if _waits_for(ticket, known.session_key, connection):
-        return Cycle()
-    row = connection.execute(
-        statements.QUEUE_TURN,
-        {
-            "session_key": known.session_key,
-            "holder": holder,
-            "agent_name": ticket.agent_name,
-            "message_id": None if claim is None else claim.message_id,
-            "digest": None if claim is None else claim.digest,
-            "parent": ticket.ancestors[-1] if ticket.ancestors else None,
-            "now": now,
-        },
-    ).fetchone()
-    if row is None:
-        return Lost.SESSION
-    turn_id, running, version = row
-    if running and version != known.version:
-        session = load(key, known, connection)
-    return Place(
-        turn_id=turn_id,
-        running=bool(running),
-        attempt=int(running),
-        behind_own=bool(running) or _is_behind(holder, known.session_key, turn_id, connection),
-        session=session if running and isinstance(session, Snapshot) else None,
-    )
-
-
-def _waits_for(ticket: Ticket, session_key: int, connection: Connection) -> bool:
-    """Whether a turn in the line waits, directly or through others, for the one that the asking code belongs to."""
-    if not ticket.ancestors:
-        return False
-    awaited = connection.execute(statements.WAITS_FOR, {"session_key": session_key})
-    return not {row[0] for row in awaited}.isdisjoint(ticket.ancestors)
-
-
-def _is_behind(holder: str, session_key: int, turn_id: int, connection: Connection) -> bool:
-    row = connection.execute(statements.HOLDER_AHEAD, {"session_key": session_key, "turn_id": turn_id}).fetchone()
-    # Behind one that is gone it is looked at again soon, as behind another process, and then finds the line shorter.
-    return row is not None and not _is_abandoned(row[0], holder, session_key, connection) and row[0] == holder
-
-
-def _is_abandoned(other: str, holder: str, session_key: int, connection: Connection) -> bool:
-    """Whether a row's process is gone; its places in this line are then given back."""
-    if other == holder or not is_gone(other, living_holders()):
-        return False
-    connection.execute(statements.LEAVE_LINE, {"session_key": session_key, "holder": other})
-    logger.warning("a process that is gone (%s) had its place in the line of session_key %d", other, session_key)
-    return True
-
-
-def start(turn_id: int, key: Key, known: Snapshot | None, holder: str, connection: Connection) -> Place | Lost:
-    """Start the row if it is the first of its line."""
-    connection.execute(statements.START_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
-    row = connection.execute(statements.READ_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
-    if row is None:
-        return _lost(key, known, connection)
-    running, attempt, session_key = row
-    session = load(key, known, connection) if running else Seen.UNCHANGED
-    return Place(
-        turn_id=turn_id,
-        running=bool(running),
-        attempt=attempt,
-        behind_own=bool(running) or _is_behind(holder, session_key, turn_id, connection),
-        session=session if isinstance(session, Snapshot) else None,
-    )
-
-
-def _lost(key: Key, known: Snapshot | None, connection: Connection) -> Lost:
-    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
-    gone = row is None or (known is not None and row[0] != known.session_key)
-    return Lost.SESSION if gone else Lost.TURN
-
-
-def texts_of(messages: Iterable[Message]) -> str:
-    """*messages* as one list of their texts, for one statement to write."""
-    return orjson.dumps([message_to_json(message) for message in messages]).decode()
-
-
-@attrs.frozen(kw_only=True)
-class WriteCommit:
-    """A turn's commit, ready to be written."""
-
-    commit: Commit
-    key: Key
-    system_texts: str
-    body_texts: str
-    state_json: str | None
-    response_json: str | None
-    holder: str
-    now: str
-    expired_before: str
-
-    def __call__(self, connection: Connection) -> Committed | Lost:
-        """Delete the turn's row, which is the fence, and write what it changed."""
-        commit, base = self.commit, self.commit.snapshot
-        ended = connection.execute(
-            statements.END_TURN, {"turn_id": commit.turn_id, "holder": self.holder, "attempt": commit.attempt}
-        ).fetchone()
-        if ended is None:
-            return _lost(self.key, base, connection)
-        version, metadata = base.version, base.metadata
-        if commit.changes_session:
-            version, metadata = self._write_session(connection)
-            self._write_messages(connection)
-        if commit.claim is not None:
-            mark(
-                self.key,
-                commit.claim.message_id,
-                commit.claim.digest,
-                self.response_json,
-                self.now,
-                self.expired_before,
-                connection,
-            )
-        return Committed(version, metadata, ended[1])
-
-    def _write_session(self, connection: Connection) -> tuple[int, FrozenDict]:
-        commit, base = self.commit, self.commit.snapshot
-        changed = bool(commit.metadata_set or commit.metadata_removed)
-        version = self._update(connection, base.version, base.metadata if changed else None)
-        if version is not None:
-            return version, base.metadata
-        # Somebody has merged metadata since the turn began, without a turn: ours joins it, key by key.
-        seen, text = connection.execute(statements.READ_METADATA, {"session_key": base.session_key}).fetchone()
-        theirs = _values(self.key, f"chatflow_sessions, session_key {base.session_key}, metadata_json", text)
-        kept = {name: value for name, value in theirs.items() if name not in commit.metadata_removed}
-        merged = FrozenDict({**kept, **commit.metadata_set})
-        version = self._update(connection, seen, merged)
-        assert version is not None
-        return version, merged
-
-    def _update(self, connection: Connection, seen: int, metadata: FrozenDict | None) -> int | None:
-        return _update(
-            connection,
-            self.commit.snapshot.session_key,
-            seen,
-            self.now,
-            metadata=metadata,
-            agent_name=self.commit.agent_name,
-            state_json=self.state_json,
-        )
-
-    def _write_messages(self, connection: Connection) -> None:
-        commit, session_key = self.commit, self.commit.snapshot.session_key
-        if commit.replace:
-            connection.execute(statements.DELETE_ALL_MESSAGES, {"session_key": session_key})
-        elif commit.drop_before is not None:
-            connection.execute(
-                statements.DELETE_MESSAGES_BEFORE, {"session_key": session_key, "place": commit.drop_before}
-            )
-        if commit.systems:
-            place = system_place(commit.system_start)
-            connection.execute(
-                statements.INSERT_MESSAGES, {"session_key": session_key, "place": place, "texts": self.system_texts}
-            )
-        if commit.bodies:
-            connection.execute(
-                statements.INSERT_MESSAGES,
-                {"session_key": session_key, "place": commit.body_start, "texts": self.body_texts},
-            )
-
-
-def leave(turn_id: int, holder: str, connection: Connection) -> int | None:
-    """Give a place back, and tell which row of ours comes next."""
-    row = connection.execute(statements.LEAVE_TURN, {"turn_id": turn_id, "holder": holder}).fetchone()
-    return None if row is None else row[1]
-
-
-def turn_exists(turn_id: int, connection: Connection) -> bool:
-    """Whether the row is there."""
-    row = connection.execute(statements.TURN_EXISTS, {"turn_id": turn_id}).fetchone()
-    return row is not None and not is_gone(row[0], living_holders())
 
 
 def find_processed(scope: Key, message_id: str, expired_before: str, connection: Connection) -> Answered | None:
@@ -476,5 +283,6 @@ def mark(
 
 
 def purge(limit: int, expired_before: str, connection: Connection) -> int:
-    """Delete a slice of the expired ids."""
+    """Delete a slice of the expired ids, and of the turns that ended as long ago without being sent again."""
+    connection.execute(PURGE_TURNS, {"expired_before": expired_before, "limit": limit})
     return connection.execute(statements.PURGE_PROCESSED, {"expired_before": expired_before, "limit": limit}).rowcount

@@ -6,8 +6,8 @@ import time
 from typing import Final
 
 from chatflow.exceptions import StoreFormatError
-from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, is_busy, living_holders
-from chatflow.sqlite.holder import is_gone
+from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, is_busy
+from chatflow.sqlite.rows import release_the_gone
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     # 1: chatflow 0.1.0
@@ -60,20 +60,30 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         ) STRICT, WITHOUT ROWID
         """,
         "CREATE INDEX chatflow_processed_by_age ON chatflow_processed_messages (processed_at)",
-        # A row is a place in the conversation's line, then the right to run. Ids are never given out again: they are
-        # the order, and part of the fence.
+        # What a row is, and what may happen to it, is said in core/rows.py. Ids are never given out again: they are the
+        # order. holder and attempt are the fence; no clock is compared with another process's, so beat is a number.
+        # parent is the turn that the asking code ran in; ended_at is when a row left the line for good.
         """
         CREATE TABLE chatflow_turns (
             turn_id INTEGER PRIMARY KEY AUTOINCREMENT,
             session_key INTEGER NOT NULL REFERENCES chatflow_sessions (session_key) ON DELETE CASCADE,
-            state TEXT NOT NULL CHECK (state IN ('queued', 'running')),
-            holder TEXT NOT NULL,
+            state TEXT NOT NULL CHECK (
+                state IN ('queued', 'running', 'accepted', 'interrupted', 'told', 'dead', 'answered')
+            ),
+            holder TEXT,
             attempt INTEGER NOT NULL,
-            agent_name TEXT NOT NULL,
+            attempts INTEGER NOT NULL,
+            beat INTEGER NOT NULL DEFAULT 0,
+            lease_seconds REAL NOT NULL,
+            accepted INTEGER NOT NULL,
+            agent_name TEXT,
             message_id TEXT,
             digest TEXT,
+            work_json TEXT,
             parent INTEGER,
-            queued_at TEXT NOT NULL
+            queued_at TEXT NOT NULL,
+            ended_at TEXT,
+            CHECK (holder IS NOT NULL OR state NOT IN ('queued', 'running'))
         ) STRICT
         """,
         "CREATE INDEX chatflow_turns_in_line ON chatflow_turns (session_key)",
@@ -83,6 +93,18 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         WHERE message_id IS NOT NULL
         """,
         "CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL",
+        "CREATE INDEX chatflow_turns_held ON chatflow_turns (holder) WHERE holder IS NOT NULL",
+        "CREATE INDEX chatflow_turns_at_hand ON chatflow_turns (agent_name, state) WHERE holder IS NULL",
+        "CREATE INDEX chatflow_turns_by_end ON chatflow_turns (ended_at) WHERE ended_at IS NOT NULL",
+        # What a turn with a message id must not do twice. It goes with the row.
+        """
+        CREATE TABLE chatflow_journal (
+            turn_id INTEGER NOT NULL REFERENCES chatflow_turns (turn_id) ON DELETE CASCADE,
+            step INTEGER NOT NULL,
+            entry_json TEXT NOT NULL,
+            PRIMARY KEY (turn_id, step)
+        ) STRICT, WITHOUT ROWID
+        """,
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a file has had."""
@@ -93,10 +115,6 @@ _WRITE_VERSION: Final = """
     INSERT INTO chatflow_meta (key, value) VALUES ('format', :version)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
-_HOLDERS: Final = "SELECT DISTINCT holder FROM chatflow_turns"
-_MARKS: Final = "SELECT substr(key, 8) FROM chatflow_meta WHERE key >= 'commit:' AND key < 'commit;'"
-_DELETE_TURNS: Final = "DELETE FROM chatflow_turns WHERE holder = :holder"
-_DELETE_MARK: Final = "DELETE FROM chatflow_meta WHERE key = 'commit:' || :holder"
 
 
 def prepare(connection: Connection, database: Database) -> None:
@@ -118,7 +136,7 @@ def prepare(connection: Connection, database: Database) -> None:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(_WRITE_VERSION, {"version": str(len(MIGRATIONS))})
-    _remove_the_dead(connection, living_holders() | {database.holder})
+    release_the_gone(database.holder, connection)
     connection.execute("COMMIT")
 
 
@@ -152,11 +170,3 @@ def _set_when_free(connection: Connection, pragma: str) -> None:
             time.sleep(0.01)
         else:
             return
-
-
-def _remove_the_dead(connection: Connection, living: set[str]) -> None:
-    holders = {row[0] for statement in (_HOLDERS, _MARKS) for row in connection.execute(statement)}
-    for holder in holders:
-        if is_gone(holder, living):
-            connection.execute(_DELETE_TURNS, {"holder": holder})
-            connection.execute(_DELETE_MARK, {"holder": holder})

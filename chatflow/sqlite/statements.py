@@ -1,4 +1,4 @@
-"""Every statement on conversations, turns and message ids, named and whole."""
+"""Every statement on conversations and message ids, named and whole."""
 
 from __future__ import annotations
 
@@ -95,96 +95,6 @@ PAGE_OF_MESSAGES: Final[LiteralString] = """
     WHERE session_key = :session_key AND place < :before ORDER BY place DESC LIMIT :limit
 """
 """The last messages before a place."""
-
-# --- turns ---
-
-QUEUE_TURN: Final[LiteralString] = """
-    INSERT INTO chatflow_turns
-        (session_key, state, holder, attempt, agent_name, message_id, digest, parent, queued_at)
-    SELECT
-        line.session_key, iif(line.is_empty, 'running', 'queued'), :holder, line.is_empty,
-        :agent_name, :message_id, :digest, :parent, :now
-    FROM (
-        SELECT session_key, NOT EXISTS (SELECT 1 FROM chatflow_turns WHERE session_key = :session_key) AS is_empty
-        FROM chatflow_sessions WHERE session_key = :session_key
-    ) AS line
-    RETURNING
-        turn_id, state = 'running',
-        (SELECT version FROM chatflow_sessions WHERE chatflow_sessions.session_key = chatflow_turns.session_key)
-"""
-"""A place in the conversation's line, running at once where the line is empty; none if the conversation is gone."""
-
-START_TURN: Final[LiteralString] = """
-    UPDATE chatflow_turns SET state = 'running', attempt = attempt + 1
-    WHERE turn_id = :turn_id AND state = 'queued' AND holder = :holder AND NOT EXISTS (
-        SELECT 1 FROM chatflow_turns AS ahead
-        WHERE ahead.session_key = chatflow_turns.session_key AND ahead.turn_id < chatflow_turns.turn_id
-    )
-    RETURNING attempt
-"""
-"""A queued row runs once no smaller one of its conversation is left."""
-
-READ_TURN: Final[LiteralString] = """
-    SELECT state = 'running', attempt, session_key FROM chatflow_turns WHERE turn_id = :turn_id AND holder = :holder
-"""
-"""One row of ours."""
-
-HOLDER_AHEAD: Final[LiteralString] = """
-    SELECT holder FROM chatflow_turns
-    WHERE session_key = :session_key AND turn_id < :turn_id ORDER BY turn_id DESC LIMIT 1
-"""
-"""Whose row stands directly before a place."""
-
-TURN_EXISTS: Final[LiteralString] = "SELECT holder FROM chatflow_turns WHERE turn_id = :turn_id"
-"""Whether a row is still there, and whose it is."""
-
-TURN_OF_MESSAGE: Final[LiteralString] = """
-    SELECT turn_id, digest, holder FROM chatflow_turns WHERE session_key = :session_key AND message_id = :message_id
-"""
-"""The turn that answers a message right now."""
-
-TURNS_OF_SESSION: Final[LiteralString] = "SELECT turn_id FROM chatflow_turns WHERE session_key = :session_key"
-"""All of a conversation's turns."""
-
-END_TURN: Final[LiteralString] = """
-    DELETE FROM chatflow_turns
-    WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt
-    RETURNING turn_id, (
-        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
-        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id > chatflow_turns.turn_id
-        ORDER BY next.turn_id LIMIT 1
-    )
-"""
-"""The fence: a commit deletes its own row, and changes nothing where there is none. Tells which row of ours is next."""
-
-LEAVE_TURN: Final[LiteralString] = """
-    DELETE FROM chatflow_turns WHERE turn_id = :turn_id AND holder = :holder
-    RETURNING turn_id, (
-        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
-        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id > chatflow_turns.turn_id
-        ORDER BY next.turn_id LIMIT 1
-    )
-"""
-"""A place given back. Tells which row of ours is next, which may still have others before it."""
-
-LEAVE_LINE: Final[LiteralString] = """
-    DELETE FROM chatflow_turns WHERE session_key = :session_key AND holder = :holder
-"""
-"""The places that a process which is gone had in a conversation's line."""
-
-WAITS_FOR: Final[LiteralString] = """
-    WITH RECURSIVE awaited (turn_id, session_key) AS (
-        SELECT turn_id, session_key FROM chatflow_turns WHERE session_key = :session_key
-        UNION
-        SELECT child.turn_id, child.session_key FROM awaited
-        JOIN chatflow_turns AS child ON child.parent = awaited.turn_id
-        UNION
-        SELECT ahead.turn_id, ahead.session_key FROM awaited
-        JOIN chatflow_turns AS ahead ON ahead.session_key = awaited.session_key AND ahead.turn_id < awaited.turn_id
-    )
-    SELECT turn_id FROM awaited
-"""
-"""All turns that one queued now would wait for: its line, what those asked for inside, and who is before that."""
 
 # --- message ids ---
 

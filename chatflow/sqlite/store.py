@@ -9,32 +9,44 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from chatflow.core.codec import response_to_json, values_to_json
+from chatflow.core.codec import entry_to_json, response_to_json, values_to_json
+from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.messages import Message
 from chatflow.core.records import (
+    Accepted,
     Answered,
+    Beat,
+    Beaten,
     Commit,
     Committed,
     Cycle,
+    Dead,
     InProgress,
     Key,
+    Leaving,
+    Left,
     Lost,
     NewSession,
     Page,
+    PendingTurn,
     Place,
     Seen,
     SessionInfo,
     Snapshot,
     Ticket,
+    Work,
 )
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.exceptions import StoreClosedError
-from chatflow.sqlite import operations
+from chatflow.sqlite import operations, turns
+from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
 from chatflow.sqlite.location import locate
+from chatflow.sqlite.rows import release
 from chatflow.sqlite.schema import prepare
+from chatflow.sqlite.turns import At
 
 _T = TypeVar("_T")
 
@@ -95,7 +107,7 @@ class SQLiteSessionStore(BaseSessionStore):
                 if self._closed:
                     raise StoreClosedError(store=self.name)
                 # Another thread may have opened it in the meantime.
-                opened = self._opened = self._opened or open_database(self._location, prepare)
+                opened = self._opened = self._opened or open_database(self._location, prepare, release)
         return opened
 
     async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True) -> _T:
@@ -165,42 +177,79 @@ class SQLiteSessionStore(BaseSessionStore):
 
     # --- turns ---
 
-    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Cycle | Lost:
-        """Look the claim up, insert the row, start it where the line is empty."""
-        now = _text(self._clock())
-        expired_before = now if ticket.claim is None else self._expired_before()
-        return await self._write(operations.queue, ticket, self._database.holder, now, expired_before, durable=False)
+    def _at(self) -> At:
+        return At(self._database.holder, _text(self._clock()), self._expired_before())
 
-    async def start_turn(self, turn_id: int, key: Key, known: Snapshot | None) -> Place | Lost:
-        """Start the row, or tell who is before it."""
-        return await self._write(operations.start, turn_id, key, known, self._database.holder, durable=False)
+    async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
+        """Look the claim up, insert the row or take the message's own, start what may run."""
+        return await self._write(turns.queue, ticket, self._at(), durable=False)
+
+    async def start_turn(
+        self, turn_id: int, attempt: int, key: Key, known: Snapshot | None, max_attempts: int | None
+    ) -> Place | Dead | Lost:
+        """Start what may run."""
+        return await self._write(turns.start, turn_id, attempt, key, known, max_attempts, self._at(), durable=False)
+
+    async def accept_turn(self, ticket: Ticket) -> Accepted | Answered | Dead:
+        """Store the work."""
+        return await self._write(turns.accept, ticket, self._at())
 
     async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
         """Write the difference."""
         # Encoded before it is queued: an error here has changed nothing, and the writing thread only writes.
         state = None if commit.state is None else values_to_json(commit.state)
         response = None if commit.response is None else response_to_json(commit.response)
-        now = _text(self._clock())
-        write = operations.WriteCommit(
+        write = WriteCommit(
             commit=commit,
             key=key,
-            system_texts=operations.texts_of(commit.systems),
-            body_texts=operations.texts_of(commit.bodies),
+            system_texts=texts_of(commit.systems),
+            body_texts=texts_of(commit.bodies),
             state_json=state,
             response_json=response,
-            holder=self._database.holder,
-            now=now,
-            expired_before=now if commit.claim is None else self._expired_before(),
+            at=self._at(),
         )
         return await self._write(write)
 
-    async def leave_turn(self, turn_id: int) -> int | None:
-        """Delete the row."""
-        return await self._write(operations.leave, turn_id, self._database.holder, durable=False)
+    async def leave_turn(self, leaving: Leaving) -> Left:
+        """Change or delete the row."""
+        return await self._write(turns.leave, leaving, self._at(), durable=False)
 
-    async def turn_exists(self, turn_id: int) -> bool:
-        """Look the row up."""
-        return await self._read(operations.turn_exists, turn_id)
+    async def look_at_turn(self, turn_id: int, attempt: int, key: Key, known: Snapshot | None) -> Lost | None:
+        """Read the row."""
+        return await self._read(turns.look, turn_id, attempt, key, known, self._at())
+
+    async def is_held(self, turn_id: int) -> bool:
+        """Read the row."""
+        return await self._read(turns.is_held, turn_id, self._at())
+
+    async def write_journal(
+        self, turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None, *, durable: bool
+    ) -> Lost | None:
+        """Insert a line."""
+        text = entry_to_json(entry)
+        return await self._write(turns.write_journal, turn_id, attempt, text, key, known, self._at(), durable=durable)
+
+    async def beat_turns(self, held: frozenset[int], watched: frozenset[int], *, everything: bool) -> Beaten:
+        """Update the beats, and read others'."""
+        return await self._write(turns.beat, held, watched, everything, self._at(), durable=False)
+
+    async def interrupt_turn(self, beat: Beat) -> bool:
+        """Change the row, if its beat is the same."""
+        return await self._write(turns.interrupt, beat, self._at(), durable=False)
+
+    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+        """Look first, since there is mostly nothing, and then take."""
+        if not await self._read(turns.is_work_at_hand, agent_name):
+            return ()
+        return await self._write(turns.take_work, agent_name, limit, self._at(), durable=False)
+
+    async def end_answered(self, turn_id: int, attempt: int) -> None:
+        """Delete the row."""
+        await self._write(turns.end_answered, turn_id, attempt, self._at(), durable=False)
+
+    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+        """Read a page by id."""
+        return await self._read(turns.page, owner, after, limit, self._at())
 
     # --- message ids ---
 

@@ -1,0 +1,195 @@
+"""Signs of life: the rows that somebody awaits are beaten, and whoever waits behind a row watches its beat.
+
+No clock is compared with another process's. A turn may be silent for its lease; a watcher counts by its own beats, each
+of which has written to the storage: where it was stopped itself, or the storage was held by somebody else, nobody's
+silence counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+import weakref
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from chatflow.core.finish import finish
+from chatflow.core.records import Beat
+from chatflow.exceptions import StoreClosedError, StoreError
+
+if TYPE_CHECKING:
+    from chatflow.core.store import BaseSessionStore
+    from chatflow.core.turn import Turn
+
+logger = logging.getLogger("chatflow.turn")
+
+DEFAULT_LEASE_SECONDS: Final = 10.0
+"""How long a turn's holder may be silent before others may take its place."""
+
+_STILL: Final = 4
+"""Beats of the watcher in which another's has to stand still."""
+
+_PARTS: Final = 3
+"""Beats in a lease."""
+
+_CLOSEST: Final = 0.1
+"""Beats are not closer than this part of their distance, however many watchers have just begun."""
+
+
+@attrs.define
+class _Observed:
+    beat: Beat
+    at: float
+    still: int = 0
+
+
+class Watch:
+    """What a watcher has seen of others' beats. *now* is its own clock, and each look has to have come with a write."""
+
+    def __init__(self) -> None:
+        self._observed: dict[int, _Observed] = {}
+
+    def look(self, others: Iterable[Beat], now: float) -> list[Beat]:
+        """Take note of *others*, all that are watched, and return those that have stood still for long enough."""
+        before, self._observed = self._observed, {}
+        silent: list[Beat] = []
+        for beat in others:
+            seen = before.get(beat.turn_id)
+            if seen is None or seen.beat != beat:
+                seen = _Observed(beat, now)
+            elif now >= seen.at + beat.lease_seconds / _PARTS:
+                seen.at = now
+                seen.still += 1
+                if seen.still >= _STILL:
+                    silent.append(beat)
+            self._observed[beat.turn_id] = seen
+        return silent
+
+    def due(self) -> float | None:
+        """When to look again."""
+        return min((seen.at + seen.beat.lease_seconds / _PARTS for seen in self._observed.values()), default=None)
+
+
+class Beats:
+    """The signs of life of one store's turns in one event loop.
+
+    There is no task as long as nothing is due: a timer starts one for each beat, and nothing is left over where the loop
+    ends.
+    """
+
+    def __init__(self, store: BaseSessionStore, loop: asyncio.AbstractEventLoop) -> None:
+        # Neither keeps the other: a store that is forgotten unclosed must be able to say so.
+        self._store = weakref.ref(store)
+        self._loop = loop
+        self._held: dict[int, Turn] = {}
+        self._watched: dict[int, int] = {}
+        self._all: list[float] = []
+        self._watch = Watch()
+        self._timer: asyncio.TimerHandle | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._wanted = math.inf
+        self._due = 0.0
+        self._last = 0.0
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns that are beaten: those that run, and those that wait for their place."""
+        return list(self._held.values())
+
+    def hold(self, turn_id: int, turn: Turn) -> None:
+        """Beat the row *turn_id* until `release`."""
+        self._held[turn_id] = turn
+        self._plan(self._loop.time() + turn.lease_seconds / _PARTS)
+
+    def release(self, turn_id: int) -> None:
+        """The row is gone, or somebody else's."""
+        self._held.pop(turn_id, None)
+
+    def look_soon(self) -> None:
+        """Begin to watch the rows before those that are held."""
+        self._plan(self._loop.time())
+
+    @contextmanager
+    def watching(self, turn_id: int) -> Generator[None]:
+        """Watch the row *turn_id*."""
+        self._watched[turn_id] = self._watched.get(turn_id, 0) + 1
+        self.look_soon()
+        try:
+            yield
+        finally:
+            self._watched[turn_id] -= 1
+            if not self._watched[turn_id]:
+                del self._watched[turn_id]
+
+    @contextmanager
+    def watching_all(self, lease_seconds: float) -> Generator[None]:
+        """Watch every held row of the store."""
+        self._all.append(lease_seconds)
+        self.look_soon()
+        try:
+            yield
+        finally:
+            self._all.remove(lease_seconds)
+
+    def _plan(self, due: float) -> None:
+        """Beat at *due*, or before."""
+        self._wanted = min(self._wanted, due)
+        if self._beating is not None or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = max(self._wanted, self._last + self._distance() * _CLOSEST)
+        self._wanted = math.inf
+        # In a context of its own: the code that began a turn is not what beats.
+        self._timer = self._loop.call_at(self._due, self._start, context=contextvars.Context())
+
+    def _distance(self) -> float:
+        leases = [turn.lease_seconds for turn in self._held.values()]
+        return min((*leases, *self._all), default=DEFAULT_LEASE_SECONDS) / _PARTS
+
+    def _start(self) -> None:
+        self._timer = None
+        if self._held or self._watched or self._all:
+            self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+
+    async def _beat(self) -> None:
+        silent_seconds = self._loop.time() - self._due
+        try:
+            store = self._store()
+            if store is not None:
+                await self._beat_once(store, silent_seconds)
+        except StoreClosedError:
+            self._held.clear()
+        except StoreError as error:
+            logger.warning("no beat of the turns under way could be written: %s", error)
+        finally:
+            self._last = self._loop.time()
+            self._beating = None
+            if self._held or self._watched or self._all:
+                due = self._watch.due()
+                soonest = self._last + self._distance()
+                self._plan(soonest if due is None else min(due, soonest))
+
+    async def _beat_once(self, store: BaseSessionStore, silent_seconds: float) -> None:
+        held = dict(self._held)
+        beaten = await finish(store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all)))
+        for turn_id, turn in held.items():
+            attempt = beaten.own.get(turn_id)
+            # A row that is just being started has a new fence already; whoever waits for it will see by itself.
+            if attempt is None or (turn.is_open and attempt != turn.attempt):
+                if self._held.get(turn_id) is turn:
+                    self.release(turn_id)
+                    turn.lose(silent_seconds)
+        for beat in self._watch.look(beaten.others, self._loop.time()):
+            if await finish(store.interrupt_turn(beat)):
+                logger.warning(
+                    "turn %d was interrupted: its holder gave no sign of life for longer than its lease of %g s",
+                    beat.turn_id,
+                    beat.lease_seconds,
+                )
+                store.line.wake_all()

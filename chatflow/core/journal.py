@@ -1,0 +1,88 @@
+"""The journal of a turn with a message id: what it must not do twice, kept until it commits.
+
+Before the calls of a model run, they are noted; when one has ended, its result, and with it what the tool did to the
+conversation. A turn that is tried again does these things over from the journal instead of calling anything. The entries
+are changes, not states: what others have committed meanwhile stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import attrs
+
+from chatflow.core.messages import Handoff, Message, ToolResult
+
+Done = Literal["set", "remove", "agent", "add", "clear", "drop"]
+
+
+@attrs.frozen(kw_only=True)
+class Deed:
+    """One thing that a tool did to its conversation.
+
+    ``set`` and ``remove`` name a *key* of metadata or state, by *kind*; ``agent`` sets the active agent to the name
+    *value*; ``add`` is a *message*; ``drop`` takes the last *value* messages away.
+    """
+
+    what: Done
+    kind: Literal["metadata", "state"] | None = None
+    key: str | None = None
+    value: Any = None
+    message: Message | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """A line of the journal, of the turn's *iteration*: a model's *message* with calls, or what call *index* led to."""
+
+    iteration: int
+    message: Message | None = None
+    index: int | None = None
+    result: ToolResult | None = None
+    handoff: Handoff | None = None
+    deeds: tuple[Deed, ...] = ()
+
+
+_recorded: ContextVar[list[Deed] | None] = ContextVar("chatflow_deeds", default=None)
+
+
+@contextmanager
+def recording() -> Generator[list[Deed]]:
+    """What the code inside, and what it starts, does to its conversation, in order."""
+    deeds: list[Deed] = []
+    token = _recorded.set(deeds)
+    try:
+        yield deeds
+    finally:
+        _recorded.reset(token)
+
+
+def record(*deeds: Deed) -> None:
+    """Note what was done, if anybody records it."""
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded += deeds
+
+
+class Journal:
+    """The journal of one turn, as it was found: what was called in each iteration, and what that led to."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._called: dict[int, Message] = {}
+        self._returned: dict[int, dict[int, Entry]] = {}
+        for entry in entries:
+            if entry.message is not None:
+                self._called[entry.iteration] = entry.message
+            elif entry.index is not None:
+                self._returned.setdefault(entry.iteration, {})[entry.index] = entry
+
+    def called(self, iteration: int) -> Message | None:
+        """The model's message of that iteration, if it has been noted."""
+        return self._called.get(iteration)
+
+    def returned(self, iteration: int) -> dict[int, Entry]:
+        """What has ended of that iteration's calls, by their index, in the order of their ends."""
+        return self._returned.get(iteration, {})

@@ -1,0 +1,217 @@
+"""Work that nobody awaits: accepted turns, and those of processes that are gone, done one after the other in each
+conversation, and at the same time across them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from chatflow.core.finish import finish
+from chatflow.core.line import Waiter
+from chatflow.core.messages import AgentResponse
+from chatflow.core.records import Answered, Key, PendingTurn, Work
+from chatflow.core.rows import WAITING, State
+from chatflow.core.store import BaseSessionStore
+from chatflow.core.turn import Turn
+from chatflow.exceptions import EngineError, StoreClosedError, StoreError, shorten
+
+logger = logging.getLogger("chatflow.runner")
+
+OnResponse = Callable[[PendingTurn, AgentResponse], Awaitable[None]]
+
+_LOOK: Final = 0.25
+"""Seconds between looks for work that another process has accepted: nobody there can wake us."""
+
+_LONGEST_DELAY: Final = 300.0
+
+
+def delay(failures: int, error: BaseException) -> float:
+    """Seconds to wait after so many failures: 1, 4, 16, 64, ..., or for as long as a provider asks."""
+    asked = error.retry_after if isinstance(error, EngineError) and error.retry_after is not None else 0.0
+    return min(max(4.0 ** (failures - 1), asked), _LONGEST_DELAY)
+
+
+@attrs.frozen(kw_only=True)
+class Doing:
+    """What a worker needs of its runner: how a turn is done, by which application, for how long, and how many at once."""
+
+    store: BaseSessionStore
+    agent_name: str
+    lease_seconds: float
+    max_attempts: int
+    at_once: int
+    run: Callable[[Turn], Awaitable[AgentResponse]]
+    first: Callable[[Turn], Awaitable[None]]
+    """Does work that a turn has to wait for."""
+
+
+class Worker:
+    """Takes work while it is open, and does it in tasks of its own."""
+
+    def __init__(self, doing: Doing, on_response: OnResponse | None) -> None:
+        self._doing: Final = doing
+        self._on_response: Final = on_response
+        self._stopping = False
+        self._busy = 0
+        self._taken: list[Work] = []
+        self._waiter: Waiter | None = None
+        self._in_order: Final[weakref.WeakValueDictionary[Key, anyio.Lock]] = weakref.WeakValueDictionary()
+        # In a context of its own: what is done here belongs to no turn of whoever opened it.
+        self._task: Final = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+
+    async def close(self, grace: float) -> None:
+        """Take no more, let what is under way end within *grace* seconds, then give it back as it is."""
+        self._stopping = True
+        self._wake()
+        try:
+            await asyncio.wait([self._task], timeout=grace)
+        finally:
+            self._task.cancel()
+            await finish(_ended(self._task))
+        if not self._task.cancelled():
+            self._task.result()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.wake()
+
+    async def _run(self) -> None:
+        store = self._doing.store
+        try:
+            with store.beats.watching_all(self._doing.lease_seconds), store.line.waiting_for_work() as waiter:
+                self._waiter = waiter
+                async with anyio.create_task_group() as group:
+                    while not self._stopping:
+                        if not await self._look(group):
+                            await waiter.wait(_LOOK)
+        finally:
+            await self._give_back()
+
+    async def _look(self, group: TaskGroup) -> bool:
+        """Take what can be taken, and start it; False if there was nothing."""
+        free = self._doing.at_once - self._busy
+        try:
+            if free > 0:
+                await finish(self._take(free))
+        except StoreClosedError:
+            self._stopping = True
+        except StoreError as error:
+            logger.warning("no work can be taken for now: %s", error)
+        found = bool(self._taken)
+        while self._taken:
+            self._busy += 1
+            group.start_soon(self._do, self._taken.pop(0))
+        return found
+
+    async def _take(self, limit: int) -> None:
+        # Noted inside the operation, so that a cancelled worker still knows what to give back.
+        self._taken += await self._doing.store.take_work(self._doing.agent_name, limit)
+
+    async def _give_back(self) -> None:
+        while self._taken:
+            turn = await self._turn(self._taken.pop())
+            if turn is not None:
+                await turn.let_go()
+
+    async def _turn(self, work: Work) -> Turn | None:
+        """The turn of that row; None if the conversation is gone."""
+        doing = self._doing
+        session = await finish(doing.store.session_of(work.key))
+        if session is None:
+            return None
+        turn = Turn.of_work(session, work, lease_seconds=doing.lease_seconds, max_attempts=doing.max_attempts)
+        turn.hands_on = True
+        return turn
+
+    async def _do(self, work: Work) -> None:
+        try:
+            turn = await self._turn(work)
+            if turn is None:
+                return
+            try:
+                response = work.response or await self._answer(turn)
+                if response is not None:
+                    await self._hand_on(turn, response)
+            finally:
+                # Whatever is still in hand here, somebody else may do.
+                await turn.let_go()
+        except Exception:
+            logger.exception("session %s: turn %d is left for later", shorten(work.key.session_id), work.turn.turn_id)
+        finally:
+            self._busy -= 1
+            self._wake()
+
+    async def _answer(self, turn: Turn) -> AgentResponse | None:
+        """Do the turn, again after a while if it fails; None if nobody is to hear of it."""
+        failures = 0
+        while True:
+            try:
+                found = await turn.take()
+                if isinstance(found, Turn):
+                    await self._doing.first(found)
+                    continue
+                if isinstance(found, Answered):
+                    return None
+                response = await self._doing.run(turn)
+            except Exception as error:
+                failures += 1
+                if turn.turn_id is None or turn.left not in {None, *WAITING}:
+                    self._log_end(turn, error)
+                    return None
+                seconds = delay(failures, error)
+                logger.warning(
+                    "session %s: turn %s failed and is tried again in %g s: %s",
+                    shorten(turn.session.session_id),
+                    turn.turn_id,
+                    seconds,
+                    repr(error),
+                )
+                await anyio.sleep(seconds)
+            else:
+                return None if turn.turn_id is None else response
+
+    def _log_end(self, turn: Turn, error: Exception) -> None:
+        assert turn.work is not None
+        what = "was given up; store.pending_turns() lists it" if turn.left is State.DEAD else "ended"
+        logger.error(
+            "session %s: the turn of message %s %s",
+            shorten(turn.session.session_id),
+            shorten(turn.work.turn.message_id),
+            what,
+            exc_info=error,
+        )
+
+    async def _hand_on(self, turn: Turn, response: AgentResponse) -> None:
+        """Tell `on_response`, in the order of the answers in each conversation, until it has heard."""
+        assert turn.work is not None
+        pending = attrs.evolve(turn.work.turn, state=State.ANSWERED.value)
+        lock = self._in_order.setdefault(turn.session.key, anyio.Lock())
+        failures = 0
+        async with lock:
+            while self._on_response is not None:
+                try:
+                    await self._on_response(pending, response)
+                    break
+                except Exception as error:
+                    failures += 1
+                    seconds = delay(failures, error)
+                    logger.exception(
+                        "session %s: on_response failed; it is called again in %g s",
+                        shorten(turn.session.session_id),
+                        seconds,
+                    )
+                    await anyio.sleep(seconds)
+            await turn.handed_on()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])

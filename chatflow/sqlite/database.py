@@ -20,6 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -309,10 +310,9 @@ class MemoryDatabase(Database):
     def _close(self) -> None:
         self._closed = True
         if self._connection is not None:
-            try:
+            with suppress(sqlite3.Error):
+                # Another connection may hold a shared database; whoever waits there sees that this holder is gone.
                 _in_transaction(self._connection, partial(self._release, self.holder))
-            except sqlite3.Error:
-                pass  # another connection holds a shared database; whoever waits there sees that this one is gone
             self._connection.close()
             self._connection = None
         _has_let_go(self)
@@ -583,11 +583,9 @@ class FileDatabase(Database):
         self._drain()
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
-            try:
+            with suppress(sqlite3.Error):
+                # With a full disk or a foreign lock, whoever opens the file next gives it back, as after a kill.
                 _in_transaction(connection, partial(self._release, self.holder))
-            except sqlite3.Error:
-                # A full disk or a foreign lock: whoever opens the file next gives them back, as after a kill.
-                pass
             connection.close()
         _has_let_go(self)
         _deliver(ended)

@@ -111,7 +111,7 @@ PAGE_OF_TURNS: Final[LiteralString] = """
     SELECT
         turn.turn_id, session.owner, session.session_id, turn.message_id, turn.work_json, turn.agent_name, turn.state,
         turn.attempts, turn.queued_at, turn.attempt
-    FROM chatflow_turns AS turn JOIN chatflow_sessions AS session USING (session_key)
+    FROM chatflow_turns AS turn CROSS JOIN chatflow_sessions AS session USING (session_key)
     WHERE turn.turn_id > :after AND turn.state <> 'answered' AND session.owner = :owner
     ORDER BY turn.turn_id LIMIT :limit
 """

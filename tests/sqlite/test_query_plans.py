@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.sqlite import database, schema, statements
+from chatflow.sqlite import database, rows, schema, statements, turn_statements
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT
@@ -17,14 +17,16 @@ from tests.sqlite.files import SUPPORT
 PARTS_OF_STATEMENTS: Final = {
     "FIRST_PLACES": {"SCAN CONSTANT ROW"},  # one row, of two look-ups
     "WAITS_FOR": {"SCAN awaited"},  # its own queue, which is as long as the answer
-    "QUEUE_TURN": {"SCAN CONSTANT ROW", "SCAN line"},  # one row, whether the line is empty
+    "BEAT": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # the rows to beat
+    "BEATS_IN_LINES": {
+        "SCAN json_each VIRTUAL TABLE INDEX 1:",  # the rows that wait, and those watched
+        "UNION USING TEMP B-TREE",
+    },
+    "IS_WORK_AT_HAND": {"SCAN CONSTANT ROW"},  # one row, of a look-up
+    "WORK_AT_HAND": {"USE TEMP B-TREE FOR ORDER BY"},  # of two states, in the order of ids
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
 }
 ON_OPENING_AND_CLOSING: Final = {
-    # The turns that are open or were left, once a start or an end: an index would cost each turn more.
-    "_HOLDERS": {"SCAN chatflow_turns", "USE TEMP B-TREE FOR DISTINCT"},
-    "_DELETE_TURNS": {"SCAN chatflow_turns"},
-    "_DELETE_OWN_TURNS": {"SCAN chatflow_turns"},
     "_TABLES": {"SCAN sqlite_master"},  # a dozen rows
 }
 
@@ -33,7 +35,7 @@ def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
     return {
         name: value
-        for module in (statements, database, schema)
+        for module in (statements, turn_statements, rows, database, schema)
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
     }
@@ -67,16 +69,24 @@ async def test_no_scan(name: str, connection: sqlite3.Connection) -> None:
 
 
 def test_all_are_found() -> None:
-    """The statements that are looked at are all that `statements` has, and those of opening and closing a file."""
-    public = {name for name, value in vars(statements).items() if name.isupper() and isinstance(value, str)}
-    assert public | {"_MARK_GROUP", "_DELETE_OWN_TURNS", "_HOLDERS", "_READ_VERSION"} <= STATEMENTS.keys()
+    """The statements that are looked at are all that there are, and those of opening and closing a file."""
+    public = {
+        name
+        for module in (statements, turn_statements)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    assert public | {"_MARK_GROUP", "_MARKS", "_READ_VERSION"} <= STATEMENTS.keys()
 
 
 def test_all_are_used() -> None:
     """Every statement is used by an operation."""
-    source = Path(statements.__file__).with_name("operations.py").read_text(encoding="utf-8")
-    unused = {name for name in vars(statements) if name.isupper() and f"statements.{name}" not in source}
-    assert unused == set()
+    folder = Path(statements.__file__).parent
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in folder.glob("*.py") if not path.stem.endswith("statements")
+    )
+    names = {name for module in (statements, turn_statements) for name in vars(module) if name.isupper()}
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
 
 
 def test_deleting_cascades_by_index(connection: sqlite3.Connection) -> None:

@@ -39,14 +39,23 @@ CREATE INDEX chatflow_processed_by_age ON chatflow_processed_messages (processed
 CREATE TABLE chatflow_turns (
             turn_id INTEGER PRIMARY KEY AUTOINCREMENT,
             session_key INTEGER NOT NULL REFERENCES chatflow_sessions (session_key) ON DELETE CASCADE,
-            state TEXT NOT NULL CHECK (state IN ('queued', 'running')),
-            holder TEXT NOT NULL,
+            state TEXT NOT NULL CHECK (
+                state IN ('queued', 'running', 'accepted', 'interrupted', 'told', 'dead', 'answered')
+            ),
+            holder TEXT,
             attempt INTEGER NOT NULL,
-            agent_name TEXT NOT NULL,
+            attempts INTEGER NOT NULL,
+            beat INTEGER NOT NULL DEFAULT 0,
+            lease_seconds REAL NOT NULL,
+            accepted INTEGER NOT NULL,
+            agent_name TEXT,
             message_id TEXT,
             digest TEXT,
+            work_json TEXT,
             parent INTEGER,
-            queued_at TEXT NOT NULL
+            queued_at TEXT NOT NULL,
+            ended_at TEXT,
+            CHECK (holder IS NOT NULL OR state NOT IN ('queued', 'running'))
         ) STRICT
         ;
 CREATE INDEX chatflow_turns_in_line ON chatflow_turns (session_key);
@@ -55,3 +64,13 @@ CREATE UNIQUE INDEX chatflow_turns_one_a_message ON chatflow_turns (session_key,
         WHERE message_id IS NOT NULL
         ;
 CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL;
+CREATE INDEX chatflow_turns_held ON chatflow_turns (holder) WHERE holder IS NOT NULL;
+CREATE INDEX chatflow_turns_at_hand ON chatflow_turns (agent_name, state) WHERE holder IS NULL;
+CREATE INDEX chatflow_turns_by_end ON chatflow_turns (ended_at) WHERE ended_at IS NOT NULL;
+CREATE TABLE chatflow_journal (
+            turn_id INTEGER NOT NULL REFERENCES chatflow_turns (turn_id) ON DELETE CASCADE,
+            step INTEGER NOT NULL,
+            entry_json TEXT NOT NULL,
+            PRIMARY KEY (turn_id, step)
+        ) STRICT, WITHOUT ROWID
+        ;

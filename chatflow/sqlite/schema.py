@@ -21,6 +21,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """,
         # session_key tells an id's incarnations apart; AUTOINCREMENT, so that none is ever given out again.
         # version grows with each change, over all conversations: it orders lists by commit.
+        # A chatflow-agent 0.3.4 that still runs on a file which was upgraded must fail, whatever it writes. Most of its
+        # statements name columns that are gone. Its set_active_agent() doesn't, but it writes CURRENT_TIMESTAMP, which
+        # has no T: hence the check.
         """
         CREATE TABLE chatflow_sessions (
             session_key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -32,7 +35,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             max_turns INTEGER,
             version INTEGER NOT NULL UNIQUE,
             created_at TEXT NOT NULL,
-            updated_at TEXT NOT NULL,
+            updated_at TEXT NOT NULL CONSTRAINT "chatflow-agent can no longer write to this file"
+                CHECK (updated_at GLOB '????-??-??T*'),
             UNIQUE (owner, session_id)
         ) STRICT
         """,
@@ -47,7 +51,23 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (session_key, place)
         ) STRICT, WITHOUT ROWID
         """,
-        # An empty session_id is the scope of marks without a conversation.
+        # A deleted conversation leaves no messages. That holds only for connections with foreign keys on, which
+        # SQLite leaves to each of them: so a message is added that goes with the conversation if they are. It stops a
+        # chatflow-agent's clear(), which has foreign keys off and would delete all conversations, whoever's they are.
+        """
+        CREATE TRIGGER chatflow_sessions_deleting BEFORE DELETE ON chatflow_sessions BEGIN
+            INSERT INTO chatflow_messages (session_key, place, message_json)
+            VALUES (OLD.session_key, 9223372036854775807, '');
+        END
+        """,
+        """
+        CREATE TRIGGER chatflow_sessions_deleted AFTER DELETE ON chatflow_sessions
+        WHEN EXISTS (SELECT 1 FROM chatflow_messages WHERE session_key = OLD.session_key) BEGIN
+            SELECT RAISE(ABORT, 'foreign keys are off: PRAGMA foreign_keys=ON makes messages go with their session');
+        END
+        """,
+        # An empty session_id is the scope of marks without a conversation. It has no default, which a chatflow-agent's
+        # INSERT OR REPLACE would fill in.
         """
         CREATE TABLE chatflow_processed_messages (
             owner TEXT NOT NULL DEFAULT '',
@@ -83,6 +103,20 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         WHERE message_id IS NOT NULL
         """,
         "CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL",
+        # What was taken out of a conversation because it can't be part of one, as it was. source is the table and key
+        # it stood in. Without a session_id it belonged to none.
+        """
+        CREATE TABLE chatflow_set_aside (
+            set_aside_id INTEGER PRIMARY KEY,
+            owner TEXT NOT NULL DEFAULT '',
+            session_id TEXT,
+            source TEXT NOT NULL,
+            content TEXT,
+            reason TEXT NOT NULL,
+            set_aside_at TEXT NOT NULL
+        ) STRICT
+        """,
+        "CREATE INDEX chatflow_set_aside_by_session ON chatflow_set_aside (owner, session_id)",
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a file has had."""

@@ -73,7 +73,7 @@ async def test_every_table_is_strict(store: SQLiteSessionStore, path: Path) -> N
     """No table takes a value of a wrong type, whoever writes it."""
     await store.get("s")
     tables = query(path, "SELECT name, strict FROM pragma_table_list WHERE name LIKE 'chatflow%'")
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert {strict for _, strict in tables} == {1}
 
 

@@ -20,7 +20,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import aiosqlite
@@ -37,7 +39,19 @@ _T = TypeVar("_T")
 
 Connection: TypeAlias = sqlite3.Connection
 Operation: TypeAlias = Callable[[Connection], _T]
-Prepare: TypeAlias = Callable[[Connection, "Database"], None]
+
+
+@attrs.frozen
+class Prepare:
+    """What is done with a database when it is opened.
+
+    *look* refuses one that is not ours, through a connection that changes nothing; its last argument says whether the
+    connection shows the file as it was committed. *prepare* does the same and makes the database ready.
+    """
+
+    look: Callable[[Connection, str, bool], object]
+    prepare: Callable[[Connection, Database], None]
+
 
 BUSY_SECONDS: Final = 10.0
 """How long an operation waits for another program that holds the database; on the thread, where it has one."""
@@ -158,7 +172,7 @@ class Database(ABC):
         connection = self._open(busy_seconds=busy_seconds)
         try:
             self._refuse_second_name()
-            self._prepare(connection, self)
+            self._prepare.prepare(connection, self)
         except BaseException:
             connection.close()
             raise
@@ -535,6 +549,7 @@ class FileDatabase(Database):
                 self.predecessor.let_go.wait()
                 self.predecessor = None
             self._check_path()
+            self._look()
             self._write_connection = self._open_prepared(busy_seconds=BUSY_SECONDS)
             self._synchronous = ""
             self._opened = True
@@ -572,6 +587,30 @@ class FileDatabase(Database):
             # SQLite takes a file of one byte for an empty one, and would write over it.
             raise StoreFormatError(store=name, reason="it is not an SQLite database")
 
+    def _look(self) -> None:
+        """Refuse what a program that crashed has left and is not ours, before a connection that writes touches it.
+
+        Such a connection would roll back an open transaction when it reads, and write the log into the file when it is
+        closed. A file with neither beside it is not changed by being read.
+        """
+        assert self.location.path is not None
+        file = os.path.realpath(self.location.path)
+        if _is_filled(f"{file}-wal"):
+            # The second is for a log that was copied without its index. It makes one.
+            ways, committed = ["mode=ro&readonly_shm=1", "mode=ro"], True
+        elif _is_filled(f"{file}-journal"):
+            ways, committed = ["immutable=1"], False
+        else:
+            return
+        for way in ways:
+            try:
+                with closing(sqlite3.connect(self.location.with_options(way), uri=True, timeout=0)) as connection:
+                    self._prepare.look(connection, self.location.name, committed)
+                    return
+            except sqlite3.Error:
+                # It can't be read in this way; what is wrong will show when it is opened.
+                continue
+
     def _close_writer(self, ended: list[_Write[None]]) -> None:
         self._drain()
         connection, self._write_connection = self._write_connection, None
@@ -608,6 +647,13 @@ _DELETE_OWN_TURNS: Final = "DELETE FROM chatflow_turns WHERE holder = :holder"
 
 def _nothing(_connection: Connection) -> None:
     return None
+
+
+def _is_filled(name: str) -> bool:
+    try:
+        return Path(name).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _run_all(connection: Connection, group: list[_Write[Any]]) -> bool:

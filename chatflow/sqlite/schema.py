@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
-from chatflow.exceptions import StoreFormatError
-from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, is_busy, living_holders
+from chatflow.sqlite.contents import CHATFLOW_AGENT, format_of, refuse_others
+from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, Prepare, is_busy, living_holders
 from chatflow.sqlite.holder import is_gone
+from chatflow.sqlite.upgrade import upgrade
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     # 1: chatflow 0.1.0
@@ -121,8 +123,6 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 )
 """In order; a released entry is never edited. The format's version is how many a file has had."""
 
-_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-_READ_VERSION: Final = "SELECT value FROM chatflow_meta WHERE key = 'format'"
 _WRITE_VERSION: Final = """
     INSERT INTO chatflow_meta (key, value) VALUES ('format', :version)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
@@ -133,6 +133,15 @@ _DELETE_TURNS: Final = "DELETE FROM chatflow_turns WHERE holder = :holder"
 _DELETE_MARK: Final = "DELETE FROM chatflow_meta WHERE key = 'commit:' || :holder"
 
 
+def look(connection: Connection, name: str, committed: bool) -> None:
+    """Refuse a file that is not ours, without a change to it."""
+    connection.execute("BEGIN")
+    if committed:
+        format_of(connection, name, len(MIGRATIONS))
+    else:
+        refuse_others(connection, name)
+
+
 def prepare(connection: Connection, database: Database) -> None:
     """Make the file ready: refuse what is not ours, create or upgrade the tables, remove what dead processes left.
 
@@ -140,38 +149,49 @@ def prepare(connection: Connection, database: Database) -> None:
         StoreFormatError: The file is not ours, or newer than this version; it was left untouched.
     """
     name = database.location.name
-    version = _version(connection, name)
+    # One look, so that nobody's upgrade lies between its parts.
+    connection.execute("BEGIN")
+    version = format_of(connection, name, len(MIGRATIONS))
+    connection.execute("COMMIT")
     if database.location.path is not None:
         for pragma, value, _ in FILE_PRAGMAS:
             _set_when_free(connection, f"PRAGMA {pragma}={value}")
     # On an error the connection is closed, and all of it undone.
+    if version == CHATFLOW_AGENT:
+        version = _upgrade_chatflow_agent(connection, name)
     connection.execute("BEGIN IMMEDIATE")
     if version < len(MIGRATIONS):
         # Asked again inside: another process may have been faster.
-        for statements in MIGRATIONS[_version(connection, name) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(_WRITE_VERSION, {"version": str(len(MIGRATIONS))})
+        _migrate(connection, format_of(connection, name, len(MIGRATIONS)), len(MIGRATIONS))
     _remove_the_dead(connection, living_holders() | {database.holder})
     connection.execute("COMMIT")
 
 
-def _version(connection: Connection, name: str) -> int:
-    tables = {row[0] for row in connection.execute(_TABLES)}
-    if "chatflow_meta" in tables:
-        row = connection.execute(_READ_VERSION).fetchone()
-        version = int(row[0]) if row is not None and str(row[0]).isdecimal() else 0
-        if not 1 <= version <= len(MIGRATIONS):
-            raise StoreFormatError(
-                store=name,
-                reason=f"its format is {version}, and this version of chatflow reads up to {len(MIGRATIONS)}",
-            )
-        return version
-    if "chatflow_sessions" in tables:
-        raise StoreFormatError(store=name, reason="it was written by chatflow-agent; this version can't upgrade it")
-    if tables:
-        raise StoreFormatError(store=name, reason="it is another program's database")
-    return 0
+PREPARE: Final = Prepare(look, prepare)
+
+
+def _migrate(connection: Connection, version: int, wanted: int) -> None:
+    for statements in MIGRATIONS[version:wanted]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(_WRITE_VERSION, {"version": str(wanted)})
+
+
+def _upgrade_chatflow_agent(connection: Connection, name: str) -> int:
+    """Move chatflow-agent's conversations into our tables, in one transaction, and return the format they have then."""
+    # Otherwise renaming the old tables would rewrite other programs' views, or fail at one that is broken.
+    connection.execute("PRAGMA legacy_alter_table=ON")
+    connection.execute("BEGIN IMMEDIATE")
+    version = format_of(connection, name, len(MIGRATIONS))
+    if version == CHATFLOW_AGENT:
+        version = 1
+        moved = upgrade(connection, partial(_migrate, connection, 0, version))
+        connection.execute("COMMIT")
+        moved.log(name)
+    else:
+        connection.execute("COMMIT")
+    connection.execute("PRAGMA legacy_alter_table=OFF")
+    return version
 
 
 def _set_when_free(connection: Connection, pragma: str) -> None:

@@ -34,7 +34,7 @@ from chatflow.exceptions import StoreClosedError
 from chatflow.sqlite import operations
 from chatflow.sqlite.database import Database, open_database, release_database
 from chatflow.sqlite.location import locate
-from chatflow.sqlite.schema import prepare
+from chatflow.sqlite.schema import PREPARE
 
 _T = TypeVar("_T")
 
@@ -95,7 +95,7 @@ class SQLiteSessionStore(BaseSessionStore):
                 if self._closed:
                     raise StoreClosedError(store=self.name)
                 # Another thread may have opened it in the meantime.
-                opened = self._opened = self._opened or open_database(self._location, prepare)
+                opened = self._opened = self._opened or open_database(self._location, PREPARE)
         return opened
 
     async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True) -> _T:

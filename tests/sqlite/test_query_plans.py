@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.sqlite import database, rows, schema, statements, turn_statements
+from chatflow.sqlite import contents, database, rows, schema, statements, turn_statements, upgrade
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.sqlite.chatflow_agent import old_file
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT
 
@@ -27,7 +28,14 @@ PARTS_OF_STATEMENTS: Final = {
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
 }
 ON_OPENING_AND_CLOSING: Final = {
-    "_TABLES": {"SCAN sqlite_master"},  # a dozen rows
+    # A dozen rows.
+    "_OBJECTS": {"SCAN sqlite_master"},
+    "_COLUMNS": {"SCAN pragma_table_info VIRTUAL TABLE INDEX 0:", "USE TEMP B-TREE FOR ORDER BY"},
+    "_REFERRING": {"SCAN master", "SCAN reference VIRTUAL TABLE INDEX 0:"},
+    # An upgrade reads every row once.
+    "_OLD_SESSIONS": {"SCAN chatflow_agent_sessions", "USE TEMP B-TREE FOR ORDER BY"},
+    "_COUNT_DELETED": {"SCAN chatflow_agent_messages USING COVERING INDEX idx_chatflow_messages_session"},
+    "_OLD_IDS": {"SCAN chatflow_agent_ids"},
 }
 
 
@@ -35,7 +43,7 @@ def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
     return {
         name: value
-        for module in (statements, turn_statements, rows, database, schema)
+        for module in (statements, turn_statements, rows, database, schema, contents, upgrade)
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
     }
@@ -49,7 +57,15 @@ async def connection(anyio_backend: str, path: Path) -> Any:
     """A connection to a file that a store has prepared."""
     async with SQLiteSessionStore(path) as store:
         await store.get_or_create("s", SUPPORT)
+    old = old_file(path.with_name("old.db"))
+    with closing(sqlite3.connect(old)) as connection:
+        for statement in upgrade._RENAME:
+            connection.execute(statement)
+        old_tables = [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
     with closing(sqlite3.connect(path)) as connection:
+        for sql in old_tables:
+            if "sqlite_sequence" not in sql:
+                connection.execute(sql)
         yield connection
 
 
@@ -76,7 +92,7 @@ def test_all_are_found() -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)
     }
-    assert public | {"_MARK_GROUP", "_MARKS", "_READ_VERSION"} <= STATEMENTS.keys()
+    assert public | {"_MARK_GROUP", "_MARKS", "_READ_FORMAT", "_OLD_MESSAGES"} <= STATEMENTS.keys()
 
 
 def test_all_are_used() -> None:

@@ -13,7 +13,8 @@ CREATE TABLE chatflow_sessions (
             max_turns INTEGER,
             version INTEGER NOT NULL UNIQUE,
             created_at TEXT NOT NULL,
-            updated_at TEXT NOT NULL,
+            updated_at TEXT NOT NULL CONSTRAINT "chatflow-agent can no longer write to this file"
+                CHECK (updated_at GLOB '????-??-??T*'),
             UNIQUE (owner, session_id)
         ) STRICT
         ;
@@ -25,6 +26,14 @@ CREATE TABLE chatflow_messages (
             PRIMARY KEY (session_key, place)
         ) STRICT, WITHOUT ROWID
         ;
+CREATE TRIGGER chatflow_sessions_deleting BEFORE DELETE ON chatflow_sessions BEGIN
+            INSERT INTO chatflow_messages (session_key, place, message_json)
+            VALUES (OLD.session_key, 9223372036854775807, '');
+        END;
+CREATE TRIGGER chatflow_sessions_deleted AFTER DELETE ON chatflow_sessions
+        WHEN EXISTS (SELECT 1 FROM chatflow_messages WHERE session_key = OLD.session_key) BEGIN
+            SELECT RAISE(ABORT, 'foreign keys are off: PRAGMA foreign_keys=ON makes messages go with their session');
+        END;
 CREATE TABLE chatflow_processed_messages (
             owner TEXT NOT NULL DEFAULT '',
             session_id TEXT NOT NULL,
@@ -74,3 +83,14 @@ CREATE TABLE chatflow_journal (
             PRIMARY KEY (turn_id, step)
         ) STRICT, WITHOUT ROWID
         ;
+CREATE TABLE chatflow_set_aside (
+            set_aside_id INTEGER PRIMARY KEY,
+            owner TEXT NOT NULL DEFAULT '',
+            session_id TEXT,
+            source TEXT NOT NULL,
+            content TEXT,
+            reason TEXT NOT NULL,
+            set_aside_at TEXT NOT NULL
+        ) STRICT
+        ;
+CREATE INDEX chatflow_set_aside_by_session ON chatflow_set_aside (owner, session_id);

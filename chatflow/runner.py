@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
@@ -212,7 +212,7 @@ class Runner:
         return Receipt(found.turn_id, duplicate=found.known)
 
     @asynccontextmanager
-    async def working(self, on_response: OnResponse | None = None, *, grace: float = 10) -> AsyncIterator[None]:
+    async def working(self, on_response: OnResponse | None = None, *, grace: float = 10) -> AsyncGenerator[None]:
         """``async with runner.working(on_response=...):`` does accepted turns, and those of processes that are gone.
 
         Those of this runner's application: of its starting agent's name. In order within a conversation, at the same

@@ -38,7 +38,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
-from chatflow.core.values import MARK, FrozenDict, FrozenList, freeze_mapping, is_plain, is_plain_key
+from chatflow.core.values import MARK, FrozenDict, FrozenList, freeze, freeze_mapping, is_plain, is_plain_key
 from chatflow.exceptions import SessionFormatError, UnstorableValueError
 
 FORMAT_VERSION: Final = 1
@@ -214,6 +214,12 @@ def _read_bool(value: Any, _: Any) -> bool:
     return value
 
 
+def _read_count(value: Any, _: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError(f"a whole number is needed here, not {value!r}")
+    return value
+
+
 def _read_timestamp(value: Any, _: Any) -> dt.datetime:
     if not isinstance(value, str):
         raise TypeError("a timestamp must be ISO 8601 text")
@@ -252,8 +258,14 @@ _register(
     extra=_VALUE,
     timestamp=override(omit_if_default=False, unstruct_hook=dt.datetime.isoformat, struct_hook=_read_timestamp),
 )
-_register(Deed, kind=_VALUE, key=_VALUE, value=_VALUE)
-_register(Entry)
+_register(
+    Deed,
+    kind=_VALUE,
+    key=_VALUE,
+    # Frozen when it is read, since no class does it: it becomes a value of the session's as it is.
+    value=override(unstruct_hook=encode, struct_hook=lambda value, _: freeze(decode(value), "value")),
+)
+_register(Entry, iteration=override(struct_hook=_read_count), index=override(struct_hook=_read_count))
 
 _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in (Message, ToolCall, ToolResult)}
 

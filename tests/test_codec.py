@@ -122,6 +122,7 @@ def test_encoded_value_is_what_json_has(value: Any) -> None:
         {"a": math.nan},
         dt.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1),
         dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
+        dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(microseconds=-1))),
         "\ud83d\ude00",
     ],
     ids=["sNaN", "infinity", "large", "large negative", "marks in marks", "NaN", "fold", "named UTC", "surrogates"],

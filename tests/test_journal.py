@@ -199,7 +199,7 @@ steps: Final = st.one_of(
     st.tuples(st.just("add"), drawn.bare_messages.map(attrs.evolve)),
     st.tuples(st.just("clear")),
     st.tuples(st.just("mark")),
-    st.tuples(st.just("restore"), st.integers(0, 5)),
+    st.tuples(st.just("restore"), st.integers(0, 2)),
     st.tuples(st.just("drop"), st.integers(0, 5)),
 )
 bases: Final = st.builds(
@@ -226,7 +226,7 @@ class Tool:
             getattr(self, f"_{step[0]}")(*step[1:])
         except (KeyError, UnmatchedToolResultError, IndexError):
             return
-        self.done.append(step)
+        self.done.append(("restore", step[1] % len(self.checkpoints)) if step[0] == "restore" else step)
 
     def _set(self, kind: Kind, key: str, value: Any) -> None:
         self.working.set(kind, key, value)
@@ -247,7 +247,7 @@ class Tool:
         self.checkpoints.append(self.working.mark())
 
     def _restore(self, number: int) -> None:
-        self.working.restore(self.checkpoints[number])
+        self.working.restore(self.checkpoints[number % len(self.checkpoints)])
 
     def _drop(self, count: int) -> None:
         length = len(self.working.history)

@@ -105,8 +105,12 @@ def _write_datetime(value: dt.datetime) -> Any:
     return _envelope("datetime", body)
 
 
-def _zone(value: dt.datetime) -> str | None:
-    return value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
+def _zone(value: dt.datetime) -> str | list[int] | None:
+    if isinstance(value.tzinfo, zoneinfo.ZoneInfo):
+        return value.tzinfo.key
+    offset = value.utcoffset()
+    # Text would do, but Python's fromisoformat takes an offset of less than a second for none.
+    return [offset // dt.timedelta(microseconds=1)] if offset and abs(offset) < dt.timedelta(seconds=1) else None
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
@@ -132,8 +136,10 @@ def _read_datetime(body: list[Any]) -> dt.datetime:
     value = dt.datetime.fromisoformat(body[0])
     if len(body) == 1:
         return value
-    zone = value.tzinfo if body[1] is None else zoneinfo.ZoneInfo(body[1])
-    return value.replace(tzinfo=zone, fold=body[2])
+    zone, fold = body[1:]
+    if isinstance(zone, list):
+        return value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=zone[0])), fold=fold)
+    return value.replace(tzinfo=value.tzinfo if zone is None else zoneinfo.ZoneInfo(zone), fold=fold)
 
 
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {

@@ -140,7 +140,8 @@ class Worker:
     async def end(self) -> int:
         """Let it end by itself."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        if not self._is_gone:
+            self.process.stdin.close()
         return await self.ended()
 
 
@@ -187,6 +188,10 @@ class Crew:
                 return self._choices.choice(up)
             self._changed.clear()
             await self._changed.wait()
+
+    def wake(self) -> None:
+        """Somebody else is up."""
+        self._changed.set()
 
     async def kill(self, slot: int) -> None:
         """Kill that worker and start another."""

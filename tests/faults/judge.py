@@ -5,6 +5,7 @@ It reads with plain SQL and chatflow's pure functions, and with nothing that was
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,6 @@ class File:
     """What stands in the file."""
 
     conversations: dict[str, Conversation]
-    rows: list[str]
     faults: list[str]
 
 
@@ -62,16 +62,6 @@ def read(path: Path) -> File:
             f"integrity_check: {row[0]}" for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok"
         ]
         faults += [f"foreign_key_check: {row}" for row in connection.execute("PRAGMA foreign_key_check")]
-        rows = [
-            f"turn {turn_id} of {message} is left, {state} in the hands of {holder}"
-            for turn_id, message, state, holder in connection.execute(
-                "SELECT turn_id, message_id, state, holder FROM chatflow_turns"
-            )
-        ]
-        rows += [
-            f"the journal of turn {row[0]} is left"
-            for row in connection.execute("SELECT DISTINCT turn_id FROM chatflow_journal")
-        ]
         conversations = {}
         for key, name, metadata, state in connection.execute(
             "SELECT session_key, session_id, metadata_json, state_json FROM chatflow_sessions"
@@ -83,7 +73,23 @@ def read(path: Path) -> File:
             conversations[name] = Conversation(
                 history, _turns(history), dict(values_from_json(metadata)), dict(values_from_json(state))
             )
-    return File(conversations, rows, faults)
+    return File(conversations, faults)
+
+
+def rows_of(path: Path) -> list[str]:
+    """The rows of turns, and their journals, that stand in the file."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = [
+            f"turn {turn_id} of {message} is left, {state} in the hands of {holder}"
+            for turn_id, message, state, holder in connection.execute(
+                "SELECT turn_id, message_id, state, holder FROM chatflow_turns"
+            )
+        ]
+        rows += [
+            f"the journal of turn {row[0]} is left"
+            for row in connection.execute("SELECT DISTINCT turn_id FROM chatflow_journal")
+        ]
+    return rows
 
 
 def _turns(history: Iterable[Message]) -> list[tuple[str, list[Message]]]:
@@ -208,6 +214,15 @@ def _judge_effects(
         verdict.broken.append(f"the state and the results of tools differ: {differ}")
 
 
-def left_over(path: Path, *but: str) -> list[str]:
-    """Rows that are left where nothing is to be done any more; those of the messages *but* are excepted."""
-    return [row for row in read(path).rows if not any(f" of {message} " in row for message in but)]
+async def nothing_left(path: Path, *but: str) -> list[str]:
+    """Rows that are left although there are workers to do them; those of the messages *but* are excepted.
+
+    What its sender has heard of may still have to be struck off, by whoever looks for work next.
+    """
+    left: list[str] = []
+    for _ in range(200):
+        left = [row for row in rows_of(path) if not any(f" of {message} " in row for message in but)]
+        if not left:
+            break
+        await asyncio.sleep(0.05)
+    return left

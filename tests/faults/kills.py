@@ -7,9 +7,9 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.faults.judge import judge, left_over
+from tests.faults.judge import judge, nothing_left
 from tests.faults.ledger import Ledger, Sent
 from tests.faults.processes import Crew, crew_of
 from tests.faults.sender import Sender
@@ -23,7 +23,8 @@ LONGEST_STOP: Final = 4.0
 
 def config(folder: Path, **more: object) -> Config:
     """A worker on the folder's file."""
-    return Config(path=str(folder / "chat.db"), ledger=str(folder / "ledger"), **more)  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"path": str(folder / "chat.db"), "ledger": str(folder / "ledger"), **more}
+    return Config(**facts)
 
 
 async def storm(
@@ -54,9 +55,10 @@ async def storm(
             finally:
                 stopping.set()
         await sender.settled()
+        left = await nothing_left(folder / "chat.db")
         await crew.end()
     verdict = judge(folder / "chat.db", ledger, list(sender.sents.values()))
-    verdict.broken += [*sender.unexpected, *crew.bad_ends, *left_over(folder / "chat.db")]
+    verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     return Row(fault=fault, layer="process", injected=kills + stops).add(verdict)
 
 
@@ -85,7 +87,7 @@ async def _stop(crew: Crew, sender: Sender, slot: int, choices: random.Random) -
     try:
         async with asyncio.timeout(LONGEST_STOP):
             while not all(sent.is_answered for sent in hit):
-                await sender.next_answer()
+                await sender.news()
     except TimeoutError:
         pass
     if choices.random() < 0.3:

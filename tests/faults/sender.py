@@ -43,7 +43,7 @@ class Sender:
         self._count: Final = itertools.count(1)
         self._heard: Final[dict[str, asyncio.Event]] = {}
         self._late: Final[set[asyncio.Task[None]]] = set()
-        self._answer = asyncio.Event()
+        self._news = asyncio.Event()
         crew.hear = self.hear
 
     def now(self) -> int:
@@ -108,11 +108,13 @@ class Sender:
             return
         except RefusedError as error:
             sent.errors.append(str(error))
+            self._news.set()
             if error.kind not in FAULTS_ERRORS:
                 self.unexpected.append(f"{sent.message}: {error}")
             return
         if sent.acked_at is None:
             sent.acked_at = self.now()
+        self._news.set()
         if sent.way == "run" and result["stop"] != "not_stored":
             self._answered(sent, result["content"])
 
@@ -120,12 +122,12 @@ class Sender:
         if not sent.answers and sent.hit_at is not None:
             sent.recovery = time.monotonic() - sent.hit_at
         sent.answers.append(content)
-        self._answer.set()
+        self._news.set()
 
-    async def next_answer(self) -> None:
-        """Wait until one comes."""
-        self._answer.clear()
-        await self._answer.wait()
+    async def news(self) -> None:
+        """Wait until somebody is told something."""
+        self._news.clear()
+        await self._news.wait()
 
     async def settled(self) -> None:
         """Wait until nothing that was sent is still to be answered late."""

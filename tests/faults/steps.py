@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.faults.judge import Verdict, judge, read
+from tests.faults.judge import Verdict, judge, nothing_left, read
 from tests.faults.kills import config
 from tests.faults.ledger import Ledger, Sent
 from tests.faults.points import POINTS
@@ -86,9 +86,10 @@ async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> 
                 crew.wake()
             await crew.workers[0].order("work")
             await everything
+        left = await nothing_left(place / "chat.db")
         await crew.workers[0].order("rest")
     row = Row(fault=f"SIGKILL at {point}", layer=LAYER, injected=int(status == -signal.SIGKILL))
-    return row.add(_judged(place, sender, sents, gone, status))
+    return row.add(_judged(place, sender, sents, gone, status, left))
 
 
 def _messages(name: str, session: str) -> list[Sent]:
@@ -126,11 +127,11 @@ async def _delete(crew: Crew, sender: Sender, sent: Sent) -> None:
         return
 
 
-def _judged(place: Path, sender: Sender, sents: list[Sent], gone: str, status: int) -> Verdict:
+def _judged(place: Path, sender: Sender, sents: list[Sent], gone: str, status: int, left: list[str]) -> Verdict:
     path = place / "chat.db"
     verdict = judge(path, Ledger(place / "ledger"), sents)
     file = read(path)
-    verdict.broken += [*sender.unexpected, *file.rows]
+    verdict.broken += [*sender.unexpected, *left]
     if gone in file.conversations:
         verdict.broken.append("the conversation that was deleted is there again")
     if status not in {0, -signal.SIGKILL}:

@@ -41,6 +41,7 @@ RUNS_TURNS: Final = (
     "chatflow.running.loop",
     "chatflow.running.batch",
     "chatflow.running.slots",
+    "chatflow.running.worker",
 )
 FREE: Final = ("chatflow", "chatflow.testing")
 """The public face, and what users test their own stores with."""

@@ -260,12 +260,6 @@ async def test_idempotency_keys_differ(charging: Runner, keys: list[str]) -> Non
     assert len(set(await keys_of(charging, keys, message_id="m1"))) == 3
 
 
-async def test_idempotency_keys_of_another_attempt(charging: Runner, keys: list[str]) -> None:
-    """A message that is tried again gives its calls the same idempotency keys."""
-    first = await keys_of(charging, keys, message_id="m1")
-    assert await keys_of(charging, keys, message_id="m1") == first
-
-
 @pytest.mark.parametrize("other", [{"message_id": "m2"}, {}])
 async def test_idempotency_keys_of_another_message(charging: Runner, keys: list[str], other: dict[str, str]) -> None:
     """Another message, with an id or without, gives its calls other idempotency keys."""
@@ -281,22 +275,26 @@ async def test_idempotency_keys_of_another_conversation(charging: Runner, keys: 
     assert not set(first) & set(await keys_of(charging, keys, session_id="other", message_id="m1"))
 
 
-async def test_idempotency_key_of_other_arguments() -> None:
-    """A model that is asked again and wants something else in the same place gets another idempotency key."""
-    support, keys = Agent("Support"), list[str]()
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_interrupted_call(*, idempotent: bool) -> None:
+    """A call that was interrupted is run again with the same idempotency key if its tool says so, and else not."""
+    support, keys, answers = Agent("Support"), list[str](), list[EngineRequest]()
 
-    @support.tool
-    async def charge(amount: int, currency: str, context: ToolContext) -> str:
+    @support.tool(idempotent=idempotent)
+    async def charge(amount: int, context: ToolContext) -> str:
         keys.append(context.idempotency_key)
-        raise KeyboardInterrupt
+        if len(keys) == 1:
+            raise KeyboardInterrupt
+        return "charged"
 
-    arguments: list[dict[str, Any]] = [
-        {"amount": 1, "currency": "EUR"},
-        {"currency": "EUR", "amount": 1},
-        {"amount": 2, "currency": "EUR"},
-    ]
-    runner = Runner(support, engine=ScriptedEngine([CALL("charge", **each) for each in arguments]))
-    for _ in arguments:
-        with pytest.raises(KeyboardInterrupt):
-            await runner.run_async("s", "hi", message_id="m1")
-    assert keys[0] == keys[1] != keys[2]
+    def last(request: EngineRequest) -> str:
+        answers.append(request)
+        return "done"
+
+    runner = Runner(support, engine=ScriptedEngine([CALL("charge", amount=1), last]))
+    with pytest.raises(KeyboardInterrupt):
+        await runner.run_async("s", "hi", message_id="m1")
+    assert (await runner.run_async("s", "hi", message_id="m1")).content == "done"
+    (result,) = answers[0].messages[-1].tool_results
+    assert (len(keys), len(set(keys)), result.is_error) == ((2, 1, False) if idempotent else (1, 1, True))
+    assert idempotent or "unknown" in result.content

@@ -78,8 +78,8 @@ class Watch:
 class Beats:
     """The signs of life of one store's turns in one event loop.
 
-    There is no task as long as nothing is due: a timer starts one for each beat, and nothing is left over where the loop
-    ends.
+    There is no task as long as nothing is due: a timer starts one for each beat, and nothing is left over where the
+    loop ends.
     """
 
     def __init__(self, store: BaseSessionStore, loop: asyncio.AbstractEventLoop) -> None:
@@ -181,10 +181,10 @@ class Beats:
         for turn_id, turn in held.items():
             attempt = beaten.own.get(turn_id)
             # A row that is just being started has a new fence already; whoever waits for it will see by itself.
-            if attempt is None or (turn.is_open and attempt != turn.attempt):
-                if self._held.get(turn_id) is turn:
-                    self.release(turn_id)
-                    turn.lose(silent_seconds)
+            is_lost = attempt is None or (turn.is_open and attempt != turn.attempt)
+            if is_lost and self._held.get(turn_id) is turn:
+                self.release(turn_id)
+                turn.lose(silent_seconds)
         for beat in self._watch.look(beaten.others, self._loop.time()):
             if await finish(store.interrupt_turn(beat)):
                 logger.warning(

@@ -1,8 +1,8 @@
 """The journal of a turn with a message id: what it must not do twice, kept until it commits.
 
 Before the calls of a model run, they are noted; when one has ended, its result, and with it what the tool did to the
-conversation. A turn that is tried again does these things over from the journal instead of calling anything. The entries
-are changes, not states: what others have committed meanwhile stays.
+conversation. A turn that is tried again does these things over from the journal instead of calling anything. The
+entries are changes, not states: what others have committed meanwhile stays.
 """
 
 from __future__ import annotations

@@ -94,10 +94,13 @@ class SessionStore(BaseSessionStore):
         self._closed = False
         self._sessions: dict[Key, _Session] = {}
         self._by_version: OrderedDict[int, _Session] = OrderedDict()
-        self._rows = MemoryRows(lambda: self._clock())
+        self._rows = MemoryRows(self._now)
         self._processed: OrderedDict[tuple[Key, str], _Processed] = OrderedDict()
         self._session_keys = count(1)
         self._versions = count(1)
+
+    def _now(self) -> dt.datetime:
+        return self._clock()
 
     @property
     def name(self) -> str:

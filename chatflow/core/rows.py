@@ -1,8 +1,8 @@
 """The rules of a turn's row: what may happen to it, and what then becomes of it. Pure, and the same for every storage.
 
 A row stands in its conversation's line while it is queued, running, accepted or interrupted. The first two are held:
-somebody awaits them and raises their beat. The other two are work that nobody does at the moment; they keep their place.
-Told, dead and answered rows have stepped out of the line.
+somebody awaits them and raises their beat. The other two are work that nobody does at the moment; they keep their
+place. Told, dead and answered rows have stepped out of the line.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def refuse_left_over(session: SessionContext) -> None:
 class Turn:
     """One turn of one conversation, from its place in the line to its commit.
 
-    *agent_name* is that of the runner's starting agent: work of its application before this turn is to be done first, by
-    whoever holds this one. None for a turn without a runner, which passes such work by.
+    *agent_name* is that of the runner's starting agent: work of its application before this turn is to be done first,
+    by whoever holds this one. None for a turn without a runner, which passes such work by.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class Turn:
         self.journal: tuple[Entry, ...] = ()
         self.work: Work | None = None
         """What it does for somebody else, who is not there to be told how it ends."""
+        self.place: Place | None = None
+        """Where it is to begin, if it was found by another turn."""
         self.hands_on = False
         """Whether the row stays in hand after a failure, to be tried again, and after an answer, to hand it on."""
         self.left: State | None = None
@@ -147,8 +149,8 @@ class Turn:
     async def take(self, *, wait_for_duplicate: bool = True) -> Answered | Turn | None:
         """Wait for the conversation's turn, bring the session up to date, and begin.
 
-        Returns the stored answer instead, without a turn, if the message was answered before; or, begun, the turn of
-        work that is to be done first: once that has ended, call this again.
+        Returns the stored answer instead, without a turn, if the message was answered before; or the turn of work that
+        is to be done first, which has its *place* and is to `begin`: once that has ended, call this again.
 
         Raises:
             TurnInsideTurnError: The turn could only start once the asking code's own turn has ended.
@@ -169,7 +171,10 @@ class Turn:
             await self._leave(self._end_by(error), hold=self.hands_on)
             raise
         first, self._first = self._first, None
-        (first or self).begin(found)
+        if first is None:
+            self.begin(found)
+        else:
+            first.place = found
         return first
 
     def _refuse_nesting(self) -> None:
@@ -182,42 +187,43 @@ class Turn:
                 )
 
     async def _place(self, *, wait_for_duplicate: bool) -> Place | Answered:
-        session = self.session
+        store, session = self.session.store, self.session
         with ExitStack() as watching:
             while True:
                 session.refuse_deleted()
-                if self.turn_id is not None:
-                    running = await self._wait_for_place(None)
-                    if running is not None:
-                        return running
-                found = await finish(self._queue())
-                if isinstance(found, Place):
+                found = None if self.turn_id is not None else await finish(self._queue())
+                if found is None or isinstance(found, Place):
                     running = await self._wait_for_place(found)
                     if running is not None:
                         return running
                     continue
-                if isinstance(found, Lost):
-                    raise session.mark_deleted()
-                if isinstance(found, Cycle):
-                    raise TurnInsideTurnError(
-                        session_id=session.session_id,
-                        reason="its turn would wait for one that waits for this code's own turn to end",
-                    )
-                claim = self.claim
-                assert claim is not None
-                if found.digest is not None and found.digest != claim.digest:
-                    raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
+                self._refuse(found)
                 if isinstance(found, Answered):
                     return found
-                if isinstance(found, Dead):
-                    raise MessageDeadError(
-                        session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts
-                    )
+                assert isinstance(found, InProgress)
                 if not wait_for_duplicate or not found.held:
-                    raise MessageInProgressError(session_id=session.session_id, message_id=claim.message_id)
+                    assert self.claim is not None
+                    raise MessageInProgressError(session_id=session.session_id, message_id=self.claim.message_id)
                 watching.close()
-                watching.enter_context(session.store.beats.watching(found.turn_id))
+                watching.enter_context(store.beats.watching(found.turn_id))
                 await self._wait_for_end(found)
+
+    def _refuse(self, found: Answered | InProgress | Dead | Cycle | Lost) -> None:
+        """Raise the error that *found* means, if it means one."""
+        session = self.session
+        if isinstance(found, Lost):
+            raise self._lost(found)
+        if isinstance(found, Cycle):
+            raise TurnInsideTurnError(
+                session_id=session.session_id,
+                reason="its turn would wait for one that waits for this code's own turn to end",
+            )
+        claim = self.claim
+        assert claim is not None
+        if found.digest is not None and found.digest != claim.digest:
+            raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
+        if isinstance(found, Dead):
+            raise MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
 
     async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         session, store = self.session, self.session.store
@@ -305,17 +311,12 @@ class Turn:
                 self._refuse_closing()
                 await finish(give_back(store))
                 found = await finish(self._start(turn_id))
-                if found is Lost.SESSION:
-                    raise session.mark_deleted()
-                if found is Lost.TURN:
+                if not isinstance(found, Place):
                     self._release()
-                    return None
-                if isinstance(found, Dead):
-                    assert self.claim is not None
-                    self._release()
-                    raise MessageDeadError(
-                        session_id=session.session_id, message_id=self.claim.message_id, attempts=found.attempts
-                    )
+                    if found is Lost.TURN:
+                        return None
+                    self._refuse(found)
+                    raise AssertionError(found)
                 place = found
         return place
 

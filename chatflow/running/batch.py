@@ -97,20 +97,26 @@ class Batch:
             known = ", ".join(self.tools) or "none"
             self._log(call, "is not there")
             return error_result(call, f"There is no tool named {shorten(call.name)}. The tools there are: {known}.")
+        refusal = self._refusal(index, tool)
+        return await self._invoke(index, tool) if refusal is None else error_result(call, refusal)
+
+    def _refusal(self, index: int, tool: Tool) -> str | None:
+        """What to tell the model where the tool must not be run."""
+        call = self.message.tool_calls[index]
         invalid: Mapping[str, Any] = self.message.extra.get(INVALID_ARGUMENTS_KEY, {})
         if str(index) in invalid:
             self._log(call, "was called with arguments that are no JSON object")
-            return error_result(
-                call,
+            return (
                 f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
-                " again with valid JSON.",
+                " again with valid JSON."
             )
         if self.ended is not None and not tool.idempotent:
             self._log(call, "had been called in an attempt that was interrupted; it is not run again")
-            return error_result(
-                call,
-                "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first.",
-            )
+            return "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first."
+        return None
+
+    async def _invoke(self, index: int, tool: Tool) -> ToolResult | Handoff:
+        call = self.message.tool_calls[index]
         try:
             with anyio.move_on_after(self.timeout):
                 return self._kept(call, await tool.invoke(call.args, self._context(index)))

@@ -1,5 +1,6 @@
-"""Work that nobody awaits: accepted turns, and those of processes that are gone, done one after the other in each
-conversation, and at the same time across them.
+"""Work that nobody awaits: accepted turns, and those of processes that are gone.
+
+It is done in order in each conversation, and at the same time across conversations.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def delay(failures: int, error: BaseException) -> float:
 
 @attrs.frozen(kw_only=True)
 class Doing:
-    """What a worker needs of its runner: how a turn is done, by which application, for how long, and how many at once."""
+    """What a worker needs of its runner: for which application, how many turns at once, and how one is done."""
 
     store: BaseSessionStore
     agent_name: str
@@ -162,7 +163,7 @@ class Worker:
                 if isinstance(found, Answered):
                     return None
                 response = await self._doing.run(turn)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever work raises, it is tried again or given up
                 failures += 1
                 if turn.turn_id is None or turn.left not in {None, *WAITING}:
                     self._log_end(turn, error)

@@ -20,7 +20,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import aiosqlite
@@ -37,9 +39,21 @@ _T = TypeVar("_T")
 
 Connection: TypeAlias = sqlite3.Connection
 Operation: TypeAlias = Callable[[Connection], _T]
-Prepare: TypeAlias = Callable[[Connection, "Database"], None]
-Release: TypeAlias = Callable[[str, Connection], None]
-"""Gives back what a holder has in hand."""
+
+
+@attrs.frozen
+class Lifecycle:
+    """What is done with a database when it is opened, and when it is closed.
+
+    *look* refuses one that is not ours, through a connection that changes nothing; its last argument says whether the
+    connection shows the file as it was committed. *prepare* does the same and makes the database ready. *release* gives
+    back what a holder has in hand.
+    """
+
+    look: Callable[[Connection, str, bool], object]
+    prepare: Callable[[Connection, Database], None]
+    release: Callable[[str, Connection], None]
+
 
 BUSY_SECONDS: Final = 10.0
 """How long an operation waits for another program that holds the database; on the thread, where it has one."""
@@ -89,7 +103,7 @@ class _Write(Generic[_T]):
 class Database(ABC):
     """One database of this process, shared by all stores on it."""
 
-    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
+    def __init__(self, location: Location, lifecycle: Lifecycle) -> None:
         self.location = location
         self.holder = new_holder()
         self.line = Line()
@@ -98,8 +112,7 @@ class Database(ABC):
         """What has been closed at the same place, and may not yet have let go of it."""
         self.let_go = threading.Event()
         self.users = 0
-        self._prepare = prepare
-        self._release = release
+        self._lifecycle = lifecycle
         self._pid = os.getpid()
         self._closed = False
 
@@ -161,18 +174,18 @@ class Database(ABC):
         connection = self._open(busy_seconds=busy_seconds)
         try:
             self._refuse_second_name()
-            self._prepare(connection, self)
+            self._lifecycle.prepare(connection, self)
         except BaseException:
             connection.close()
             raise
         return connection
 
 
-def open_database(location: Location, prepare: Prepare, release: Release) -> Database:
+def open_database(location: Location, lifecycle: Lifecycle) -> Database:
     """This process's database at *location*, for one more user; `release_database` gives it back."""
     kind = FileDatabase if location.path is not None else MemoryDatabase
     if location.identity is None:
-        database: Database = kind(location, prepare, release)
+        database: Database = kind(location, lifecycle)
         database.users = 1
         return database
     with _living_lock:
@@ -180,7 +193,7 @@ def open_database(location: Location, prepare: Prepare, release: Release) -> Dat
         if found is not None:
             found.users += 1
             return found
-        database = _living[location.identity] = kind(location, prepare, release)
+        database = _living[location.identity] = kind(location, lifecycle)
         database.predecessor = _closing.get(location.identity)
         database.users = 1
     return database
@@ -257,8 +270,8 @@ def translate(error: sqlite3.Error, name: str) -> StoreError:
 class MemoryDatabase(Database):
     """A database in memory. Its operations run on the awaiting event loop, one at a time."""
 
-    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
-        super().__init__(location, prepare, release)
+    def __init__(self, location: Location, lifecycle: Lifecycle) -> None:
+        super().__init__(location, lifecycle)
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
@@ -309,10 +322,9 @@ class MemoryDatabase(Database):
     def _close(self) -> None:
         self._closed = True
         if self._connection is not None:
-            try:
-                _in_transaction(self._connection, partial(self._release, self.holder))
-            except sqlite3.Error:
-                pass  # another connection holds a shared database; whoever waits there sees that this one is gone
+            with suppress(sqlite3.Error):
+                # Another connection may hold a shared database; whoever waits there sees that this holder is gone.
+                _in_transaction(self._connection, partial(self._lifecycle.release, self.holder))
             self._connection.close()
             self._connection = None
         _has_let_go(self)
@@ -367,8 +379,8 @@ def _no_connector() -> Connection:
 class FileDatabase(Database):
     """A database in a file: one thread that writes, one that reads."""
 
-    def __init__(self, location: Location, prepare: Prepare, release: Release) -> None:
-        super().__init__(location, prepare, release)
+    def __init__(self, location: Location, lifecycle: Lifecycle) -> None:
+        super().__init__(location, lifecycle)
         # Entered again by `abandon`, when the garbage collector runs in the middle of it.
         self._lock = threading.RLock()
         self._waiting: deque[_Write[Any]] = deque()
@@ -542,6 +554,7 @@ class FileDatabase(Database):
                 self.predecessor.let_go.wait()
                 self.predecessor = None
             self._check_path()
+            self._look()
             self._write_connection = self._open_prepared(busy_seconds=BUSY_SECONDS)
             self._synchronous = ""
             self._opened = True
@@ -579,15 +592,37 @@ class FileDatabase(Database):
             # SQLite takes a file of one byte for an empty one, and would write over it.
             raise StoreFormatError(store=name, reason="it is not an SQLite database")
 
+    def _look(self) -> None:
+        """Refuse what a program that crashed has left and is not ours, before a connection that writes touches it.
+
+        Such a connection would roll back an open transaction when it reads, and write the log into the file when it is
+        closed. A file with neither beside it is not changed by being read.
+        """
+        assert self.location.path is not None
+        file = os.path.realpath(self.location.path)
+        if _is_filled(f"{file}-wal"):
+            # The second is for a log that was copied without its index. It makes one.
+            ways, committed = ["mode=ro&readonly_shm=1", "mode=ro"], True
+        elif _is_filled(f"{file}-journal"):
+            ways, committed = ["immutable=1"], False
+        else:
+            return
+        for way in ways:
+            try:
+                with closing(sqlite3.connect(self.location.with_options(way), uri=True, timeout=0)) as connection:
+                    self._lifecycle.look(connection, self.location.name, committed)
+                    return
+            except sqlite3.Error:
+                # It can't be read in this way; what is wrong will show when it is opened.
+                continue
+
     def _close_writer(self, ended: list[_Write[None]]) -> None:
         self._drain()
         connection, self._write_connection = self._write_connection, None
         if connection is not None:
-            try:
-                _in_transaction(connection, partial(self._release, self.holder))
-            except sqlite3.Error:
-                # A full disk or a foreign lock: whoever opens the file next gives them back, as after a kill.
-                pass
+            with suppress(sqlite3.Error):
+                # With a full disk or a foreign lock, whoever opens the file next gives it back, as after a kill.
+                _in_transaction(connection, partial(self._lifecycle.release, self.holder))
             connection.close()
         _has_let_go(self)
         _deliver(ended)
@@ -612,6 +647,13 @@ _READ_MARK: Final = "SELECT value FROM chatflow_meta WHERE key = :key"
 
 def _nothing(_connection: Connection) -> None:
     return None
+
+
+def _is_filled(name: str) -> bool:
+    try:
+        return Path(name).stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _run_all(connection: Connection, group: list[_Write[Any]]) -> bool:

@@ -23,6 +23,11 @@ class Location:
     path: Path | None
     name: str
 
+    def with_options(self, options: str) -> str:
+        """The same as a URI with *options* too; SQLite takes the last word on how a file is opened."""
+        address = self.target if self.is_uri else f"file:{quote(self.target, errors='surrogateescape')}"
+        return f"{address}{'&' if '?' in address else '?'}{options}"
+
 
 def locate(db_path: str | os.PathLike[str]) -> Location:
     """Tell what *db_path* means, by its parsed URI: a path that only looks like an address in memory is a file.

@@ -180,7 +180,9 @@ def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
 def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int, ...]:
     turns = connection.execute(TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
     connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
-    connection.execute(statements.FORGET_RESPONSES, {"owner": key.owner, "session_id": key.session_id})
+    named = {"owner": key.owner, "session_id": key.session_id}
+    connection.execute(statements.FORGET_RESPONSES, named)
+    connection.execute(statements.DELETE_SET_ASIDE, named)
     return tuple(row[0] for row in turns)
 
 

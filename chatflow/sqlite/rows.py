@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import attrs
 
-from chatflow.core.codec import values_to_json
+from chatflow.core.codec import values_from_json, values_to_json
 from chatflow.core.lines import Rows, interrupt
 from chatflow.core.records import Claim, Ticket
 from chatflow.core.rows import Row, State
 from chatflow.core.values import FrozenDict
+from chatflow.exceptions import SessionFormatError
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.database import Connection, living_holders
 from chatflow.sqlite.holder import is_gone
@@ -27,6 +28,15 @@ def work_to_json(claim: Claim | None) -> str | None:
     if claim is None:
         return None
     return values_to_json(FrozenDict(user_message=claim.user_message, metadata=claim.metadata))
+
+
+def work_from_json(text: str) -> tuple[str, FrozenDict]:
+    """The user's message and the metadata; `SessionFormatError` for anything else."""
+    work = values_from_json(text)
+    user_message, metadata = work.get("user_message"), work.get("metadata")
+    if not isinstance(user_message, str) or not isinstance(metadata, FrozenDict):
+        raise SessionFormatError(path="work_json", reason="it is not a message and its metadata")
+    return user_message, metadata
 
 
 class SqliteRows(Rows):

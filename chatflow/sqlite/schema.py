@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
-from chatflow.exceptions import StoreFormatError
-from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, is_busy
-from chatflow.sqlite.rows import release_the_gone
+from chatflow.sqlite.contents import CHATFLOW_AGENT, format_of, refuse_others
+from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, Lifecycle, is_busy
+from chatflow.sqlite.rows import release, release_the_gone
+from chatflow.sqlite.upgrade import upgrade
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     # 1: chatflow 0.1.0
@@ -21,6 +23,9 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """,
         # session_key tells an id's incarnations apart; AUTOINCREMENT, so that none is ever given out again.
         # version grows with each change, over all conversations: it orders lists by commit.
+        # A chatflow-agent 0.3.4 that still runs on a file which was upgraded must fail, whatever it writes. Most of its
+        # statements name columns that are gone. Its set_active_agent() doesn't, but it writes CURRENT_TIMESTAMP, which
+        # has no T: hence the check.
         """
         CREATE TABLE chatflow_sessions (
             session_key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -32,7 +37,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             max_turns INTEGER,
             version INTEGER NOT NULL UNIQUE,
             created_at TEXT NOT NULL,
-            updated_at TEXT NOT NULL,
+            updated_at TEXT NOT NULL CONSTRAINT "chatflow-agent can no longer write to this file"
+                CHECK (updated_at GLOB '????-??-??T*'),
             UNIQUE (owner, session_id)
         ) STRICT
         """,
@@ -47,7 +53,23 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (session_key, place)
         ) STRICT, WITHOUT ROWID
         """,
-        # An empty session_id is the scope of marks without a conversation.
+        # A deleted conversation leaves no messages. That holds only for connections with foreign keys on, which
+        # SQLite leaves to each of them: so a message is added that goes with the conversation if they are. It stops a
+        # chatflow-agent's clear(), which has foreign keys off and would delete all conversations, whoever's they are.
+        """
+        CREATE TRIGGER chatflow_sessions_deleting BEFORE DELETE ON chatflow_sessions BEGIN
+            INSERT INTO chatflow_messages (session_key, place, message_json)
+            VALUES (OLD.session_key, 9223372036854775807, '');
+        END
+        """,
+        """
+        CREATE TRIGGER chatflow_sessions_deleted AFTER DELETE ON chatflow_sessions
+        WHEN EXISTS (SELECT 1 FROM chatflow_messages WHERE session_key = OLD.session_key) BEGIN
+            SELECT RAISE(ABORT, 'foreign keys are off: PRAGMA foreign_keys=ON makes messages go with their session');
+        END
+        """,
+        # An empty session_id is the scope of marks without a conversation. It has no default, which a chatflow-agent's
+        # INSERT OR REPLACE would fill in.
         """
         CREATE TABLE chatflow_processed_messages (
             owner TEXT NOT NULL DEFAULT '',
@@ -105,16 +127,37 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (turn_id, step)
         ) STRICT, WITHOUT ROWID
         """,
+        # What was taken out of a conversation because it can't be part of one, as it was. source is the table and key
+        # it stood in. Without a session_id it belonged to none.
+        """
+        CREATE TABLE chatflow_set_aside (
+            set_aside_id INTEGER PRIMARY KEY,
+            owner TEXT NOT NULL DEFAULT '',
+            session_id TEXT,
+            source TEXT NOT NULL,
+            content TEXT,
+            reason TEXT NOT NULL,
+            set_aside_at TEXT NOT NULL
+        ) STRICT
+        """,
+        "CREATE INDEX chatflow_set_aside_by_session ON chatflow_set_aside (owner, session_id)",
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a file has had."""
 
-_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-_READ_VERSION: Final = "SELECT value FROM chatflow_meta WHERE key = 'format'"
 _WRITE_VERSION: Final = """
     INSERT INTO chatflow_meta (key, value) VALUES ('format', :version)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
+
+
+def look(connection: Connection, name: str, committed: bool) -> None:
+    """Refuse a file that is not ours, without a change to it."""
+    connection.execute("BEGIN")
+    if committed:
+        format_of(connection, name, len(MIGRATIONS))
+    else:
+        refuse_others(connection, name)
 
 
 def prepare(connection: Connection, database: Database) -> None:
@@ -124,38 +167,49 @@ def prepare(connection: Connection, database: Database) -> None:
         StoreFormatError: The file is not ours, or newer than this version; it was left untouched.
     """
     name = database.location.name
-    version = _version(connection, name)
+    # One look, so that nobody's upgrade lies between its parts.
+    connection.execute("BEGIN")
+    version = format_of(connection, name, len(MIGRATIONS))
+    connection.execute("COMMIT")
     if database.location.path is not None:
         for pragma, value, _ in FILE_PRAGMAS:
             _set_when_free(connection, f"PRAGMA {pragma}={value}")
     # On an error the connection is closed, and all of it undone.
+    if version == CHATFLOW_AGENT:
+        version = _upgrade_chatflow_agent(connection, name)
     connection.execute("BEGIN IMMEDIATE")
     if version < len(MIGRATIONS):
         # Asked again inside: another process may have been faster.
-        for statements in MIGRATIONS[_version(connection, name) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(_WRITE_VERSION, {"version": str(len(MIGRATIONS))})
+        _migrate(connection, format_of(connection, name, len(MIGRATIONS)), len(MIGRATIONS))
     release_the_gone(database.holder, connection)
     connection.execute("COMMIT")
 
 
-def _version(connection: Connection, name: str) -> int:
-    tables = {row[0] for row in connection.execute(_TABLES)}
-    if "chatflow_meta" in tables:
-        row = connection.execute(_READ_VERSION).fetchone()
-        version = int(row[0]) if row is not None and str(row[0]).isdecimal() else 0
-        if not 1 <= version <= len(MIGRATIONS):
-            raise StoreFormatError(
-                store=name,
-                reason=f"its format is {version}, and this version of chatflow reads up to {len(MIGRATIONS)}",
-            )
-        return version
-    if "chatflow_sessions" in tables:
-        raise StoreFormatError(store=name, reason="it was written by chatflow-agent; this version can't upgrade it")
-    if tables:
-        raise StoreFormatError(store=name, reason="it is another program's database")
-    return 0
+LIFECYCLE: Final = Lifecycle(look, prepare, release)
+
+
+def _migrate(connection: Connection, version: int, wanted: int) -> None:
+    for statements in MIGRATIONS[version:wanted]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(_WRITE_VERSION, {"version": str(wanted)})
+
+
+def _upgrade_chatflow_agent(connection: Connection, name: str) -> int:
+    """Move chatflow-agent's conversations into our tables, in one transaction, and return the format they have then."""
+    # Otherwise renaming the old tables would rewrite other programs' views, or fail at one that is broken.
+    connection.execute("PRAGMA legacy_alter_table=ON")
+    connection.execute("BEGIN IMMEDIATE")
+    version = format_of(connection, name, len(MIGRATIONS))
+    if version == CHATFLOW_AGENT:
+        version = 1
+        moved = upgrade(connection, partial(_migrate, connection, 0, version))
+        connection.execute("COMMIT")
+        moved.log(name)
+    else:
+        connection.execute("COMMIT")
+    connection.execute("PRAGMA legacy_alter_table=OFF")
+    return version
 
 
 def _set_when_free(connection: Connection, pragma: str) -> None:

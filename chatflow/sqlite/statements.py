@@ -78,6 +78,11 @@ DELETE_SESSION: Final[LiteralString] = """
 """
 """A conversation; its messages and turns go with it."""
 
+DELETE_SET_ASIDE: Final[LiteralString] = """
+    DELETE FROM chatflow_set_aside WHERE owner = :owner AND session_id = :session_id
+"""
+"""What was taken out of a conversation goes with it."""
+
 SESSIONS_AFTER: Final[LiteralString] = """
     SELECT version, session_key, session_id FROM chatflow_sessions
     WHERE owner = :owner AND version > :after ORDER BY version LIMIT :limit

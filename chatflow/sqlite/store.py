@@ -44,8 +44,7 @@ from chatflow.sqlite import operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
 from chatflow.sqlite.location import locate
-from chatflow.sqlite.rows import release
-from chatflow.sqlite.schema import prepare
+from chatflow.sqlite.schema import LIFECYCLE
 from chatflow.sqlite.turns import At
 
 _T = TypeVar("_T")
@@ -107,7 +106,7 @@ class SQLiteSessionStore(BaseSessionStore):
                 if self._closed:
                     raise StoreClosedError(store=self.name)
                 # Another thread may have opened it in the meantime.
-                opened = self._opened = self._opened or open_database(self._location, prepare, release)
+                opened = self._opened = self._opened or open_database(self._location, LIFECYCLE)
         return opened
 
     async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True) -> _T:

@@ -14,7 +14,7 @@ import attrs
 import orjson
 
 from chatflow.core import lines
-from chatflow.core.codec import entry_from_json, values_from_json
+from chatflow.core.codec import entry_from_json
 from chatflow.core.journal import Entry
 from chatflow.core.records import (
     Accepted,
@@ -35,12 +35,12 @@ from chatflow.core.records import (
     Work,
 )
 from chatflow.core.rows import Row, State, taken
-from chatflow.core.values import EMPTY, FrozenDict
+from chatflow.core.values import EMPTY
 from chatflow.exceptions import CorruptSessionError, SessionFormatError
 from chatflow.sqlite import operations
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.rows import SqliteRows, release_the_gone, work_to_json
+from chatflow.sqlite.rows import SqliteRows, release_the_gone, work_from_json, work_to_json
 
 logger = logging.getLogger("chatflow.store")
 
@@ -207,11 +207,8 @@ def _work(turn_id: int, now: str, connection: Connection) -> Work:
 def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
     turn_id, _, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
     try:
-        work = EMPTY if work_json is None else values_from_json(work_json)
-        user_message, metadata = work.get("user_message"), work.get("metadata", EMPTY)
+        user_message, metadata = (None, EMPTY) if work_json is None else work_from_json(work_json)
         queued = dt.datetime.fromisoformat(queued_at)
-        if not isinstance(user_message, str | None) or not isinstance(metadata, FrozenDict):
-            raise SessionFormatError(path="work_json", reason="it is not a message and its metadata")
     except (SessionFormatError, ValueError) as error:
         raise CorruptSessionError(
             session_id=session_id, row=f"chatflow_turns, turn_id {turn_id}", reason=str(error)
@@ -250,10 +247,10 @@ def leave(leaving: Leaving, at: At, connection: Connection) -> Left:
     if row is None:
         return Left(None, None)
     left = lines.leave(rows, leaving)
-    found = connection.execute(
+    (following,) = connection.execute(
         statements.NEXT_OF_HOLDER, {"session_key": row.session_key, "holder": at.holder}
     ).fetchone()
-    return Left(None if left is None else left.state, None if found is None else found[0])
+    return Left(None if left is None else left.state, following)
 
 
 def look(turn_id: int, attempt: int, key: Key, known: Snapshot | None, at: At, connection: Connection) -> Lost | None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Claim, Place, Ticket
+from chatflow.core.records import Claim
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from tests.conformance.conversation import BILLING, SUPPORT, call, outside, queued, result, say, stored, texts, user
+from tests.conformance.places import leave, place_of, ticket
 from tests.conformance.stepping import CANCELLERS, MOMENTS, Canceller, Moment
 
 MOST_STEPS = 200
@@ -108,11 +109,9 @@ async def all_of(store: BaseSessionStore, session_id: str) -> dict[str, Any]:
 async def works(store: BaseSessionStore, session_id: str) -> None:
     """The conversation takes a turn, a message and a mark, and nobody is left in its line."""
     session = await outside(store.get_or_create(session_id, SUPPORT))
-    ticket = Ticket(key=session.key, known=session.known, new=None, agent_name="Support", claim=None, ancestors=())
-    place = await store.queue_turn(ticket)
-    assert isinstance(place, Place)
+    place = await place_of(store, ticket(session))
     assert place.running, "a row was left in the line"
-    await store.leave_turn(place.turn_id)
+    await leave(store, place)
     await outside(say(session, "again"))
     assert texts((await store.messages(session_id)).items)[-2:] == ["again", "again!"]
     await store.mark_message_processed("next", session_id=session_id)

@@ -13,13 +13,14 @@ import pytest
 
 from chatflow.core import turn
 from chatflow.core.messages import Message
-from chatflow.core.records import Lost, NewSession, Ticket
+from chatflow.core.records import Lost, NewSession
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import EMPTY
 from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError
 from tests.conformance.conftest import Restart
 from tests.conformance.conversation import BILLING, SUPPORT, call, outside, queued, result, say, stored, texts, user
+from tests.conformance.places import ticket
 
 Deletion = Callable[[BaseSessionStore], Awaitable[object]]
 DELETE: dict[str, Deletion] = {"delete": lambda store: store.delete("s"), "clear": lambda store: store.clear()}
@@ -223,11 +224,11 @@ async def test_old_session_and_id_used_anew(store: BaseSessionStore) -> None:
 async def test_place_in_deleted_conversation(store: BaseSessionStore) -> None:
     """A turn of a conversation that was deleted gets no place in the line of the one created anew under its id."""
     session = await store.get_or_create("s", SUPPORT)
-    ticket = Ticket(key=session.key, known=session.known, new=None, agent_name="Support", claim=None, ancestors=())
+    asks = ticket(session)
     await store.delete("s")
-    assert await store.queue_turn(ticket) is Lost.SESSION
+    assert await store.queue_turn(asks) is Lost.SESSION
     await store.get_or_create("s", SUPPORT)
-    assert await store.queue_turn(ticket) is Lost.SESSION
+    assert await store.queue_turn(asks) is Lost.SESSION
 
 
 async def test_what_a_deleted_session_shows(store: BaseSessionStore) -> None:

@@ -9,45 +9,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Claim, InProgress, Key, Lost, NewSession, Place, Ticket
+from chatflow.core.records import Claim, InProgress, Leaving, Left, Lost, Place
+from chatflow.core.rows import End
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
-from chatflow.core.values import EMPTY
 from chatflow.exceptions import SessionConflictError, SessionDeletedError, StoreError
 from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, say, stored, texts, until, user
-
-FIRST = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None)
+from tests.conformance.places import first_ticket, leave, place_of, start, take_away, ticket
 
 
 class BrokenError(Exception):
     """What a body raises to end its turn."""
-
-
-def ticket(session: SessionContext, message_id: str | None = None) -> Ticket:
-    """Asks for a place in the conversation's line, for a message or for none."""
-    claim = None if message_id is None else Claim(message_id, "digest")
-    return Ticket(key=session.key, known=session.known, new=None, agent_name="Support", claim=claim, ancestors=())
-
-
-def first_ticket(session_id: str) -> Ticket:
-    """Asks for a place in the line of a conversation that the asking session has not seen yet."""
-    return Ticket(key=Key("", session_id), known=None, new=FIRST, agent_name="Support", claim=None, ancestors=())
-
-
-async def place_of(store: BaseSessionStore, asks: Ticket) -> Place:
-    """The place that is given out, as code outside every turn asks for it."""
-    place = await store.queue_turn(asks)
-    assert isinstance(place, Place)
-    return place
-
-
-async def take_away(session: SessionContext) -> None:
-    """Remove the row of the turn that is open, as if its process had been taken for dead."""
-    turn = session.turn_now
-    assert turn is not None
-    assert turn.turn_id is not None
-    session.store.line.ended(turn.turn_id, await session.store.leave_turn(turn.turn_id))
 
 
 # --- a running turn ---
@@ -90,10 +63,10 @@ async def test_next_turn_commits_meanwhile(store: BaseSessionStore) -> None:
             place = await place_of(store, ticket(session))
             assert not place.running
             await take_away(session)
-            started = await store.start_turn(place.turn_id, session.key, session.known)
+            started = await start(session, place)
             assert isinstance(started, Place)
             assert started.running
-            await store.leave_turn(place.turn_id)
+            await leave(store, started)
             await outside(store.get_or_create("s", SUPPORT, {"theirs": 1}))
     there = await stored(store, "s")
     assert there is not None
@@ -105,7 +78,7 @@ async def test_claimed_row_lost(store: BaseSessionStore) -> None:
     session = await store.get_or_create("s", SUPPORT)
 
     async def answer(before_commit: Callable[[SessionContext], Awaitable[None]] | None = None) -> None:
-        turn = Turn(session, claim=Claim("m", "digest"))
+        turn = Turn(session, claim=Claim("m", "hello"))
         assert await turn.take() is None
         await session.add_message(user("hello"))
         turn.response = AgentResponse(content="yes", active_agent_name="Support")
@@ -145,7 +118,7 @@ async def test_queued_row_lost(store: BaseSessionStore) -> None:
         waiting = asyncio.create_task(outside(say(session, "hello")))
         await queued(store, 1)
         (lost,) = store.line._waiters
-        await store.leave_turn(lost)
+        await store.leave_turn(Leaving(turn_id=lost, attempt=1, end=End.TOLD))
         store.line.wake([lost])
         await until(lambda: bool(store.line._waiters) and lost not in store.line._waiters)
         assert not waiting.done()
@@ -169,19 +142,20 @@ async def test_start_of_lost_row(store: BaseSessionStore) -> None:
     """A row that is gone can't be started, and the answer tells it from a conversation that is gone."""
     session = await store.get_or_create("s", SUPPORT)
     place = await place_of(store, ticket(session))
-    await store.leave_turn(place.turn_id)
-    assert await store.start_turn(place.turn_id, session.key, session.known) is Lost.TURN
+    await leave(store, place)
+    assert await start(session, place) is Lost.TURN
     await store.delete("s")
-    assert await store.start_turn(place.turn_id, session.key, session.known) is Lost.SESSION
+    assert await start(session, place) is Lost.SESSION
     await store.get_or_create("s", SUPPORT)
-    assert await store.start_turn(place.turn_id, session.key, session.known) is Lost.SESSION
+    assert await start(session, place) is Lost.SESSION
 
 
 async def test_leaving_twice(store: BaseSessionStore) -> None:
     """A row that is gone can be given back again, which changes nothing and calls nobody."""
     session = await store.get_or_create("s", SUPPORT)
     places = [await place_of(store, ticket(session)) for _ in range(2)]
-    assert [await store.leave_turn(places[0].turn_id) for _ in range(2)] == [places[1].turn_id, None]
+    assert await leave(store, places[0]) == Left(None, places[1].turn_id)
+    assert await leave(store, places[0]) == Left(None, None)
 
 
 # --- places ---
@@ -194,7 +168,7 @@ async def test_message_behind_other_turns(store: BaseSessionStore) -> None:
     assert not (await place_of(store, ticket(session, "other"))).running
     mine = await place_of(store, ticket(session, "m"))
     assert not mine.running
-    assert await store.queue_turn(ticket(session, "m")) == InProgress("digest", mine.turn_id)
+    assert await store.queue_turn(ticket(session, "m")) == InProgress(Claim("m", "hello").digest, mine.turn_id)
 
 
 async def test_two_first_turns(store: BaseSessionStore) -> None:
@@ -202,7 +176,7 @@ async def test_two_first_turns(store: BaseSessionStore) -> None:
     first, second = [await place_of(store, first_ticket("s")) for _ in range(2)]
     assert (first.running, second.running) == (True, False)
     assert len((await store.list_sessions()).items) == 1
-    assert await store.leave_turn(first.turn_id) == second.turn_id
+    assert await leave(store, first) == Left(None, second.turn_id)
 
 
 async def test_first_turns_alone_at_once() -> None:
@@ -216,10 +190,10 @@ async def test_first_turns_alone_at_once() -> None:
 # --- places that can't be given back ---
 
 
-def failing_with(error: Exception) -> Callable[[int], Awaitable[int | None]]:
+def failing_with(error: Exception) -> Callable[[Leaving], Awaitable[Left]]:
     """What stands in for giving a place back while the storage fails."""
 
-    async def leave_turn(turn_id: int) -> int | None:
+    async def leave_turn(leaving: Leaving) -> Left:
         raise error
 
     return leave_turn

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -739,7 +738,7 @@ async def test_ring_through_a_duplicate(store: BaseSessionStore, *, duplicate_fi
     """Two turns that wait for each other, one of them for the other's message, don't wait for ever: one is refused."""
     runner = Runner(SUPPORT, store, ScriptedEngine(default="done"))
     a, b = await store.get_or_create("a", SUPPORT), await store.get_or_create("b", SUPPORT)
-    claimed = Turn(b, Claim("m", hashlib.sha256(b"hi").hexdigest()))
+    claimed = Turn(b, Claim("m", "hi"))
     await claimed.take()
     ends: list[object] = []
     a_is_taken, a_may_go_on = anyio.Event(), anyio.Event()

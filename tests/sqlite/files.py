@@ -17,6 +17,7 @@ from chatflow.sqlite.database import Connection, Database
 from chatflow.sqlite.store import SQLiteSessionStore
 
 SUPPORT: Final = Agent(name="Support")
+RELEASED: Final = Path(__file__).with_name("schemas")
 Write = Callable[[Connection], object]
 
 
@@ -43,6 +44,11 @@ def held(path: Path | str, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.C
 def around(path: Path) -> list[str]:
     """What lies in its folder."""
     return sorted(each.name for each in path.parent.iterdir())
+
+
+def schema_of(path: Path) -> str:
+    """All that makes up a file's tables, one statement after another."""
+    return "".join(f"{sql};\n" for sql in query(path, "SELECT sql FROM sqlite_master WHERE name LIKE 'chatflow%'"))
 
 
 async def say(session: SessionContext, *said: str) -> None:

@@ -10,6 +10,7 @@ import contextvars
 import json
 import os
 import resource
+import sqlite3
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -21,7 +22,9 @@ from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import Message, Role
 from chatflow.exceptions import StoreError
 from chatflow.runner import Runner
+from chatflow.sqlite import upgrade
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.sqlite.chatflow_agent import writes_of
 from tests.sqlite.files import SUPPORT, held, say, until
 
 
@@ -164,8 +167,34 @@ async def no_room(path: str) -> None:
     tell(said)
 
 
+async def upgrade_halfway(path: str, step: str) -> None:
+    """Open a file of chatflow-agent, and stop before a step of its upgrade."""
+
+    def stop(_: object) -> None:
+        tell("halfway")
+        sys.stdin.readline()
+
+    setattr(upgrade._Upgrade, step, stop)
+    async with SQLiteSessionStore(path) as store:
+        await store.get("whole")
+
+
+async def chatflow_agent(path: str) -> None:
+    """Use a file with chatflow-agent; then try all that it can write, and tell the errors."""
+    writes = writes_of(Path(path))
+    tell(sorted(writes))
+    await wait()
+    errors: dict[str, str | None] = dict.fromkeys(writes)
+    for name, write in writes.items():
+        try:
+            write()
+        except sqlite3.Error as error:
+            errors[name] = str(error)
+    tell(errors)
+
+
 PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
-    each.__name__: each for each in (mark, run, create, hold, ask, talk, lock, no_room)
+    each.__name__: each for each in (mark, run, create, hold, ask, talk, lock, no_room, upgrade_halfway, chatflow_agent)
 }
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.core.records import Key, NewSession, Place, Ticket
-from chatflow.core.values import EMPTY
 from chatflow.exceptions import StoreClosedError
 from chatflow.sqlite import database as module
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.conformance.places import first_ticket, place_of
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT, Gate, around, database_of, query, say, until
 
@@ -346,16 +345,7 @@ async def test_created_with_its_first_turn(there: bool, store: SQLiteSessionStor
     """A turn of a conversation that nobody has seen yet creates it in the same operation, or finds it there."""
     if there:
         await store.get_or_create("s", SUPPORT)
-    ticket = Ticket(
-        key=Key("", "s"),
-        known=None,
-        new=NewSession(agent_name="Support", metadata=EMPTY, max_turns=None),
-        agent_name="Support",
-        claim=None,
-        ancestors=(),
-    )
-    place = await store.queue_turn(ticket)
-    assert isinstance(place, Place)
+    place = await place_of(store, first_ticket("s"))
     assert place.running
     assert place.session is not None
     assert await store.get("s") is not None

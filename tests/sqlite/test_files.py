@@ -14,25 +14,17 @@ import pytest
 
 from chatflow.exceptions import StoreError, StoreFormatError
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.sqlite.chatflow_agent import old_file
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, around, connect, query
+from tests.sqlite.files import RELEASED, SUPPORT, around, connect, query
 
 Spoil = Callable[[Path], object]
 
-CHATFLOW_AGENT: Final = """
+ALMOST_CHATFLOW_AGENTS: Final = """
     CREATE TABLE chatflow_sessions (
-        session_id TEXT PRIMARY KEY, active_agent_name TEXT, metadata_json TEXT,
-        created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP, updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
+        session_id TEXT PRIMARY KEY, active_agent_name TEXT, metadata_json TEXT, created_at TEXT, updated_at TEXT
     );
-    CREATE TABLE chatflow_messages (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT, message_json TEXT,
-        created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP,
-        FOREIGN KEY (session_id) REFERENCES chatflow_sessions (session_id) ON DELETE CASCADE
-    );
-    CREATE TABLE chatflow_processed_messages (
-        message_id TEXT PRIMARY KEY, processed_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
-    );
-    INSERT INTO chatflow_sessions (session_id, active_agent_name, metadata_json) VALUES ('s', 'Support', '{}');
+    CREATE TABLE chatflow_messages (id INTEGER PRIMARY KEY, session_id TEXT, message_json TEXT, created_at TEXT);
     PRAGMA user_version = 1;
 """
 
@@ -45,6 +37,14 @@ def _of(script: str) -> Spoil:
     return make
 
 
+def _of_chatflow_agent(script: str) -> Spoil:
+    return lambda path: _of(script)(old_file(path))
+
+
+def _of_format(value: str) -> Spoil:
+    return _of(f"CREATE TABLE chatflow_meta (key, value); INSERT INTO chatflow_meta VALUES ('format', {value})")
+
+
 FORMATS: Final[dict[str, tuple[Spoil, str]]] = {
     "text": (lambda path: path.write_text("Dear diary,\n" * 1000), "not an SQLite database"),
     "short text": (lambda path: path.write_text("x"), "not an SQLite database"),
@@ -54,19 +54,27 @@ FORMATS: Final[dict[str, tuple[Spoil, str]]] = {
     ),
     "another program's": (_of("CREATE TABLE orders (id)"), "another program's"),
     "another program's in WAL mode": (_of("PRAGMA journal_mode=WAL; CREATE TABLE orders (id)"), "another program's"),
-    "chatflow-agent's": (_of(CHATFLOW_AGENT), "written by chatflow-agent"),
-    "newer": (
-        _of("CREATE TABLE chatflow_meta (key, value); INSERT INTO chatflow_meta VALUES ('format', '999')"),
-        "its format is 999",
+    "with nothing but a view": (_of("CREATE VIEW orders AS SELECT 1 AS id"), "another program's"),
+    "newer": (_of_format("'999'"), "its format is '999'"),
+    "far newer": (_of_format("'" + "9" * 5000 + "'"), "its format is '999"),
+    "of no format": (_of("CREATE TABLE chatflow_meta (key, value)"), "names no format"),
+    "of a format that is no number": (_of_format("'²'"), "names no format"),
+    "of a format of another type": (_of_format("-1"), "names no format"),
+    "of our format without our tables": (_of_format("'1'"), "no table chatflow_messages"),
+    "with a table of the name of ours": (_of("CREATE TABLE chatflow_meta (id, name)"), "another program's"),
+    "with sessions of its own": (_of(ALMOST_CHATFLOW_AGENTS), "neither chatflow's nor that of chatflow-agent"),
+    "with sessions of its own alone": (_of("CREATE TABLE chatflow_sessions (id)"), "neither chatflow's nor"),
+    "chatflow-agent's with a table in our way": (
+        _of_chatflow_agent("CREATE TABLE Chatflow_Turns (id)"),
+        "its table chatflow_turns has a name that chatflow needs; rename it",
     ),
-    "of no format": (_of("CREATE TABLE chatflow_meta (key, value)"), "its format is 0"),
-    "of a format that is no number": (
-        _of("CREATE TABLE chatflow_meta (key, value); INSERT INTO chatflow_meta VALUES ('format', '²')"),
-        "its format is 0",
+    "chatflow-agent's with a trigger": (
+        _of_chatflow_agent("CREATE TRIGGER mine AFTER INSERT ON chatflow_messages BEGIN SELECT 1; END"),
+        "lose its trigger mine on chatflow_messages; drop it",
     ),
-    "of a format of another type": (
-        _of("CREATE TABLE chatflow_meta (key, value); INSERT INTO chatflow_meta VALUES ('format', -1)"),
-        "its format is 0",
+    "chatflow-agent's with a reference": (
+        _of_chatflow_agent("CREATE TABLE orders (session REFERENCES Chatflow_Sessions (session_id))"),
+        "its table orders refers to chatflow-agent's tables",
     ),
 }
 
@@ -96,6 +104,94 @@ async def test_works_once_mended(kind: str, path: Path, open_store: OpenStore) -
         each.unlink()
     await store.get_or_create("s", SUPPORT)
     assert await store.get("s") is not None
+
+
+WITH_A_LOG: Final = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode=WAL")
+connection.execute("CREATE TABLE orders (id)")
+os._exit(0)
+"""
+WITH_A_JOURNAL: Final = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("CREATE TABLE orders (id)")
+connection.execute("INSERT INTO orders VALUES (zeroblob(100000))")
+connection.execute("PRAGMA cache_size=1")
+connection.execute("BEGIN")
+connection.execute("UPDATE orders SET id = zeroblob(200000)")
+os._exit(0)
+"""
+
+
+def crash(path: Path, script: str) -> dict[str, bytes]:
+    """Let another program crash with the file open, and return what it has left."""
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True, timeout=50)
+    return contents(path)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The files of its folder."""
+    return {each.name: each.read_bytes() for each in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize("script", [WITH_A_LOG, WITH_A_JOURNAL])
+@pytest.mark.parametrize("address", ["{}", "file:{}", "file:{}?cache=private"])
+async def test_crashed_of_another_program(script: str, address: str, path: Path, open_store: OpenStore) -> None:
+    """A database in which another program crashed is refused, its log and journal byte for byte as they were."""
+    before = crash(path, script)
+    assert len(before) > 1
+    store = open_store(address.format(path))
+    with pytest.raises(StoreFormatError, match="another program's"):
+        await store.get("s")
+    await store.aclose()
+    assert contents(path) == before
+
+
+async def test_crashed_by_another_name(path: Path, open_store: OpenStore) -> None:
+    """The log that is looked for is that of the file which a link leads to."""
+    before = crash(path, WITH_A_LOG)
+    folder = path.parent / "links"
+    folder.mkdir()
+    link = folder / "link.db"
+    link.symlink_to(path)
+    with pytest.raises(StoreFormatError, match="another program's"):
+        await open_store(link).get("s")
+    link.unlink()
+    folder.rmdir()
+    assert contents(path) == before
+
+
+async def test_log_without_index(path: Path, open_store: OpenStore) -> None:
+    """A copy of such a database that lacks the log's index is refused, its file and log byte for byte as they were."""
+    before = crash(path, WITH_A_LOG)
+    path.with_name(f"{path.name}-shm").unlink()
+    with pytest.raises(StoreFormatError, match="another program's"):
+        await open_store().get("s")
+    after = contents(path)
+    assert [after[name] for name in (path.name, f"{path.name}-wal")] == [
+        before[name] for name in (path.name, f"{path.name}-wal")
+    ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [WITH_A_LOG, WITH_A_JOURNAL.replace('"UPDATE', '"CREATE TABLE chatflow_x (id)"); connection.execute("UPDATE')],
+)
+async def test_crashed_of_ours(script: str, path: Path, open_store: OpenStore) -> None:
+    """A database that a crash left with a log or journal, and that may be ours, is opened once SQLite has mended it."""
+    released = RELEASED.joinpath("1.sql").read_text(encoding="utf-8")
+    create = f'''connection.executescript("""{released}INSERT INTO chatflow_meta VALUES ('format', '1')""")'''
+    crash(
+        path,
+        script.replace(
+            'connection.execute("CREATE TABLE orders (id)")',
+            create + "\n" + 'connection.execute("CREATE TABLE orders (id)")',
+        ),
+    )
+    await open_store().get_or_create("s", SUPPORT)
+    assert query(path, "SELECT name FROM sqlite_master WHERE name IN ('orders', 'chatflow_x')") == ["orders"]
 
 
 def _truncate(path: Path) -> None:

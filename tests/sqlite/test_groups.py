@@ -13,7 +13,7 @@ from chatflow.exceptions import StoreBusyError, StoreError
 from chatflow.sqlite.database import Connection, Database, FileDatabase
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, Gate, around, database_of, held, query, together, until
+from tests.sqlite.files import RELEASED, SUPPORT, Gate, around, database_of, held, query, together, until
 
 NOTES = "SELECT text FROM notes ORDER BY text"
 
@@ -266,9 +266,8 @@ async def test_loop_runs_while_busy(store: SQLiteSessionStore, path: Path, impat
 async def test_new_file_held(begin: str, path: Path, open_store: OpenStore, impatient: None) -> None:
     """A new file that is held while it is opened is waited for as well, and opened once it is free."""
     with held(path) as other:
-        other.execute("CREATE TABLE chatflow_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID")
+        other.executescript(RELEASED.joinpath("1.sql").read_text(encoding="utf-8"))
         other.execute("INSERT INTO chatflow_meta VALUES ('format', '1')")
-        other.execute("COMMIT")
         other.execute(begin)
         other.execute("SELECT * FROM chatflow_meta").fetchone()
         store = open_store()

@@ -143,8 +143,9 @@ async def test_rows_of_a_closed_store(path: Path, open_store: OpenStore) -> None
     await first.aclose()
     with connect(path) as connection:
         connection.execute(
-            "INSERT INTO chatflow_turns (session_key, state, holder, attempt, agent_name, queued_at)"
-            " SELECT session_key, 'running', ?, 1, 'Support', '' FROM chatflow_sessions",
+            "INSERT INTO chatflow_turns"
+            " (session_key, state, holder, attempt, attempts, lease_seconds, accepted, queued_at)"
+            " SELECT session_key, 'running', ?, 1, 1, 10, 0, '' FROM chatflow_sessions",
             (new_holder(),),
         )
     await open_store().get("s")

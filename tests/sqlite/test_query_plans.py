@@ -9,23 +9,33 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.sqlite import database, schema, statements
+from chatflow.sqlite import contents, database, rows, schema, statements, turn_statements, upgrade
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.sqlite.chatflow_agent import old_file
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT
 
 PARTS_OF_STATEMENTS: Final = {
     "FIRST_PLACES": {"SCAN CONSTANT ROW"},  # one row, of two look-ups
     "WAITS_FOR": {"SCAN awaited"},  # its own queue, which is as long as the answer
-    "QUEUE_TURN": {"SCAN CONSTANT ROW", "SCAN line"},  # one row, whether the line is empty
+    "BEAT": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # the rows to beat
+    "BEATS_IN_LINES": {
+        "SCAN json_each VIRTUAL TABLE INDEX 1:",  # the rows that wait, and those watched
+        "UNION USING TEMP B-TREE",
+    },
+    "IS_WORK_AT_HAND": {"SCAN CONSTANT ROW"},  # one row, of a look-up
+    "WORK_AT_HAND": {"USE TEMP B-TREE FOR ORDER BY"},  # of two states, in the order of ids
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
 }
 ON_OPENING_AND_CLOSING: Final = {
-    # The turns that are open or were left, once a start or an end: an index would cost each turn more.
-    "_HOLDERS": {"SCAN chatflow_turns", "USE TEMP B-TREE FOR DISTINCT"},
-    "_DELETE_TURNS": {"SCAN chatflow_turns"},
-    "_DELETE_OWN_TURNS": {"SCAN chatflow_turns"},
-    "_TABLES": {"SCAN sqlite_master"},  # a dozen rows
+    # A dozen rows.
+    "_OBJECTS": {"SCAN sqlite_master"},
+    "_COLUMNS": {"SCAN pragma_table_info VIRTUAL TABLE INDEX 0:", "USE TEMP B-TREE FOR ORDER BY"},
+    "_REFERRING": {"SCAN master", "SCAN reference VIRTUAL TABLE INDEX 0:"},
+    # An upgrade reads every row once.
+    "_OLD_SESSIONS": {"SCAN chatflow_agent_sessions", "USE TEMP B-TREE FOR ORDER BY"},
+    "_COUNT_DELETED": {"SCAN chatflow_agent_messages USING COVERING INDEX idx_chatflow_messages_session"},
+    "_OLD_IDS": {"SCAN chatflow_agent_ids"},
 }
 
 
@@ -33,7 +43,7 @@ def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
     return {
         name: value
-        for module in (statements, database, schema)
+        for module in (statements, turn_statements, rows, database, schema, contents, upgrade)
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
     }
@@ -47,7 +57,15 @@ async def connection(anyio_backend: str, path: Path) -> Any:
     """A connection to a file that a store has prepared."""
     async with SQLiteSessionStore(path) as store:
         await store.get_or_create("s", SUPPORT)
+    old = old_file(path.with_name("old.db"))
+    with closing(sqlite3.connect(old)) as connection:
+        for statement in upgrade._RENAME:
+            connection.execute(statement)
+        old_tables = [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
     with closing(sqlite3.connect(path)) as connection:
+        for sql in old_tables:
+            if "sqlite_sequence" not in sql:
+                connection.execute(sql)
         yield connection
 
 
@@ -67,16 +85,24 @@ async def test_no_scan(name: str, connection: sqlite3.Connection) -> None:
 
 
 def test_all_are_found() -> None:
-    """The statements that are looked at are all that `statements` has, and those of opening and closing a file."""
-    public = {name for name, value in vars(statements).items() if name.isupper() and isinstance(value, str)}
-    assert public | {"_MARK_GROUP", "_DELETE_OWN_TURNS", "_HOLDERS", "_READ_VERSION"} <= STATEMENTS.keys()
+    """The statements that are looked at are all that there are, and those of opening and closing a file."""
+    public = {
+        name
+        for module in (statements, turn_statements)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    assert public | {"_MARK_GROUP", "_MARKS", "_READ_FORMAT", "_OLD_MESSAGES"} <= STATEMENTS.keys()
 
 
 def test_all_are_used() -> None:
     """Every statement is used by an operation."""
-    source = Path(statements.__file__).with_name("operations.py").read_text(encoding="utf-8")
-    unused = {name for name in vars(statements) if name.isupper() and f"statements.{name}" not in source}
-    assert unused == set()
+    folder = Path(statements.__file__).parent
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in folder.glob("*.py") if not path.stem.endswith("statements")
+    )
+    names = {name for module in (statements, turn_statements) for name in vars(module) if name.isupper()}
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
 
 
 def test_deleting_cascades_by_index(connection: sqlite3.Connection) -> None:

@@ -16,9 +16,8 @@ from chatflow.sqlite.database import CONNECTION_PRAGMAS, FILE_PRAGMAS, Connectio
 from chatflow.sqlite.schema import MIGRATIONS
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
-from tests.sqlite.files import SUPPORT, connect, database_of, query, say, together
+from tests.sqlite.files import RELEASED, SUPPORT, connect, database_of, query, say, schema_of, together
 
-RELEASED: Final = Path(__file__).with_name("schemas")
 NUMBERS: Final = {"ON": 1, "OFF": 0, "NORMAL": 1, "FULL": 2, "MEMORY": 2, "WAL": "wal"}
 
 
@@ -73,13 +72,8 @@ async def test_every_table_is_strict(store: SQLiteSessionStore, path: Path) -> N
     """No table takes a value of a wrong type, whoever writes it."""
     await store.get("s")
     tables = query(path, "SELECT name, strict FROM pragma_table_list WHERE name LIKE 'chatflow%'")
-    assert len(tables) == 5
+    assert len(tables) == 7
     assert {strict for _, strict in tables} == {1}
-
-
-def schema_of(path: Path) -> str:
-    """All that makes up a file's tables, one statement after another."""
-    return "".join(f"{sql};\n" for sql in query(path, "SELECT sql FROM sqlite_master WHERE name LIKE 'chatflow%'"))
 
 
 async def test_released_schema(store: SQLiteSessionStore, path: Path) -> None:
@@ -90,10 +84,10 @@ async def test_released_schema(store: SQLiteSessionStore, path: Path) -> None:
 
 def test_every_format_is_kept() -> None:
     """The schema of each released format is kept."""
-    assert sorted(each.stem for each in RELEASED.glob("*.sql")) == [str(n + 1) for n in range(len(MIGRATIONS))]
+    assert sorted(each.stem for each in RELEASED.glob("[0-9]*.sql")) == [str(n + 1) for n in range(len(MIGRATIONS))]
 
 
-@pytest.mark.parametrize("released", [each.stem for each in RELEASED.glob("*.sql")])
+@pytest.mark.parametrize("released", [each.stem for each in RELEASED.glob("[0-9]*.sql")])
 async def test_released_format_opens(released: str, path: Path, open_store: OpenStore) -> None:
     """A file of each released format opens."""
     with connect(path) as connection:

@@ -25,7 +25,7 @@ class _Failing(SessionStore):
 
 
 async def test_work_whose_commit_fails_is_tried_again_at_the_same_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work whose commit fails stays in its worker's hands, and is tried again at the same pace, however often that is."""
+    """Work whose commit fails stays in its worker's hands, which tries it again at the same pace each time."""
     asked: list[int] = []
     heard = anyio.Event()
 

@@ -448,7 +448,7 @@ class Turn:
         except BaseException as error:
             self.is_dropped = True
             # After an error of the storage not now: whoever holds the file would be waited for a second time.
-            await self._leave(self._end_by(error), later=isinstance(error, StoreError))
+            await self._leave(self._end_by(error), hold=self.hands_on, later=isinstance(error, StoreError))
             raise
         finally:
             self.is_ending = False

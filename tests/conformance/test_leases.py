@@ -22,7 +22,7 @@ from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError
 from chatflow.runner import Runner
-from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, say, stored, texts, user
+from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, stored, texts, user
 from tests.conformance.places import place_of, ticket
 
 LEASE: Final = 0.03
@@ -39,10 +39,16 @@ async def overtaken(session: SessionContext) -> None:
     """Stop giving signs of life, until somebody else has taken a turn meanwhile."""
     freeze(session.store)
     await outside(session.store.get_or_create("s", SUPPORT))
-    await outside(session.add_message(user("went on")))
-    turn = session.turn_now
+    await outside(wait_for_turn(session, "went on"))
+    turn = session.member_turn
     assert turn is not None
     turn._seen_at = 0  # it was a long time
+
+
+async def wait_for_turn(session: SessionContext, text: str) -> None:
+    """Take a turn; who waits beats by its own lease."""
+    async with session.turn(lease_seconds=LEASE):
+        await session.add_message(user(text))
 
 
 def in_line(store: BaseSessionStore) -> Callable[[], Coroutine[Any, Any, list[str]]]:
@@ -58,8 +64,8 @@ async def test_waiting_behind_a_silent_turn(store: BaseSessionStore) -> None:
     """A turn that waits behind one that gives no sign of life has its place, and nothing is left of the silent one."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session, lease_seconds=LEASE))).running
-    await say(session, "hello")
-    assert texts(session.history) == ["hello", "hello!"]
+    await wait_for_turn(session, "hello")
+    assert texts(session.history) == ["hello"]
     assert await in_line(store)() == []
 
 
@@ -68,7 +74,7 @@ async def test_silent_places_in_line(store: BaseSessionStore) -> None:
     session = await store.get_or_create("s", SUPPORT)
     for _ in range(3):
         await place_of(store, ticket(session, lease_seconds=LEASE))
-    await say(session, "hello")
+    await wait_for_turn(session, "hello")
     assert await in_line(store)() == []
 
 
@@ -78,7 +84,7 @@ async def test_order_behind_a_silent_turn(store: BaseSessionStore) -> None:
     await place_of(store, ticket(session, lease_seconds=LEASE))
     waiting: list[asyncio.Task[None]] = []
     for number in range(5):
-        waiting.append(asyncio.create_task(outside(session.add_message(user(str(number))))))
+        waiting.append(asyncio.create_task(outside(wait_for_turn(session, str(number)))))
         await queued(store, number + 1)
     await asyncio.gather(*waiting)
     assert texts(session.history) == ["0", "1", "2", "3", "4"]
@@ -178,8 +184,8 @@ async def test_silent_and_not_overtaken(store: BaseSessionStore) -> None:
     async with session.turn(lease_seconds=LEASE):
         await session.add_message(user("slow"))
         freeze(store)
-        assert session.turn_now is not None
-        session.turn_now._seen_at = 0
+        assert session.member_turn is not None
+        session.member_turn._seen_at = 0
         await session.add_message(user("and slow"))
     assert texts((await store.messages("s")).items) == ["slow", "and slow"]
 
@@ -188,7 +194,7 @@ async def test_silent_message_is_done_first(store: BaseSessionStore) -> None:
     """The run behind a silent message answers that first, and then its own; whoever sends it again gets the answer."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))).running
-    runner = Runner(SUPPORT, store, ScriptedEngine(["for m", "for me"]))
+    runner = Runner(SUPPORT, store, ScriptedEngine(["for m", "for me"]), lease_seconds=LEASE)
     assert (await runner.run_async("s", "and I?")).content == "for me"
     assert texts((await store.messages("s")).items) == ["hello", "for m", "and I?", "for me"]
     again = await runner.run_async("s", "hello", message_id="m")
@@ -199,7 +205,7 @@ async def test_turn_passes_a_silent_message(store: BaseSessionStore) -> None:
     """A turn without a runner passes a silent message by, which keeps its place and waits for a runner."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))
-    await say(session, "bare")
+    await wait_for_turn(session, "bare")
     assert await in_line(store)() == ["interrupted"]
 
 
@@ -207,7 +213,7 @@ async def test_two_wait_for_one_silent_message(store: BaseSessionStore) -> None:
     """Of two deliveries that wait for a message whose turn is silent, one goes on with it and both have its answer."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))
-    runner = Runner(SUPPORT, store, ScriptedEngine(["once"]))
+    runner = Runner(SUPPORT, store, ScriptedEngine(["once"]), lease_seconds=LEASE)
     answers = await asyncio.gather(*(outside(runner.run_async("s", "hello", message_id="m")) for _ in range(2)))
     assert [answer.content for answer in answers] == ["once", "once"]
     assert sorted(answer.duplicate for answer in answers) == [False, True]
@@ -222,8 +228,8 @@ async def test_beat_that_came_in_time(store: BaseSessionStore) -> None:
     assert beaten == Beaten(own={place.turn_id: place.attempt}, others=())
     assert not await store.interrupt_turn(seen)
     assert not await store.interrupt_turn(Beat(turn_id=place.turn_id, attempt=7, beat=1, lease_seconds=10))
-    assert await store.interrupt_turn(Beat(turn_id=place.turn_id, attempt=1, beat=1, lease_seconds=10))
-    assert not await store.interrupt_turn(Beat(turn_id=place.turn_id, attempt=1, beat=1, lease_seconds=10))
+    assert await store.interrupt_turn(Beat(turn_id=place.turn_id, attempt=place.attempt, beat=1, lease_seconds=10))
+    assert not await store.interrupt_turn(Beat(turn_id=place.turn_id, attempt=place.attempt, beat=1, lease_seconds=10))
     assert not await store.interrupt_turn(Beat(turn_id=place.turn_id + 1, attempt=1, beat=1, lease_seconds=10))
 
 
@@ -247,21 +253,17 @@ async def test_what_a_beat_reads(store: BaseSessionStore) -> None:
 async def test_open_turn_of_a_loop_that_is_gone(store: BaseSessionStore) -> None:
     """A turn that was left open in an event loop that has ended holds nobody up for longer than its lease."""
 
-    async def leave_open() -> SessionContext:
-        session = await store.get_or_create("s", SUPPORT)
-        await Turn(session, lease_seconds=LEASE).take()
-        return session
+    async def leave_open() -> Turn:
+        turn = Turn(await store.get_or_create("s", SUPPORT), lease_seconds=LEASE)
+        await turn.take()
+        return turn
 
-    theirs = await anyio.to_thread.run_sync(asyncio.run, outside_of_here(leave_open()))
-    assert theirs.turn_now is not None
-    assert not theirs.turn_now.is_under_way
+    turn = await anyio.to_thread.run_sync(lambda: asyncio.run(leave_open()))
+    assert turn.is_open
+    assert not turn.is_under_way
     session = await store.get_or_create("s", SUPPORT)
-    await say(session, "hello")
+    await wait_for_turn(session, "hello")
     await store.aclose()
-
-
-async def outside_of_here(operation: Coroutine[Any, Any, SessionContext]) -> SessionContext:
-    return await outside(operation)
 
 
 async def test_loop_that_beats_for_itself(store: BaseSessionStore) -> None:
@@ -275,7 +277,7 @@ async def test_loop_that_beats_for_itself(store: BaseSessionStore) -> None:
 
     mine: Beats = store.beats
     async with session.turn(lease_seconds=10):
-        waiting = asyncio.create_task(anyio.to_thread.run_sync(lambda: asyncio.run(wait())))
+        waiting = asyncio.create_task(outside(anyio.to_thread.run_sync(lambda: asyncio.run(wait()))))
         await queued(store, 1)
         assert len(store.turns) == 2
         assert len(mine.turns) == 1
@@ -289,8 +291,7 @@ async def test_message_dead_after_as_many_takeovers(store: BaseSessionStore) -> 
         turn = Turn(session, Claim("m", "hello"), "Support", lease_seconds=LEASE, max_attempts=2)
         assert await outside(turn.take()) is None
         assert turn.turn_id is not None
-        session.turn_now = None
         store.beats.release(turn.turn_id)
-        await say(session, "passes")
+        await wait_for_turn(session, "passes")
     await Runner(SUPPORT, store, ScriptedEngine(["next"]), max_attempts=2).run_async("s", "next")
     assert await in_line(store)() == ["dead"]

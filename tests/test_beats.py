@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import attrs
@@ -172,7 +173,7 @@ def test_short_turns(loop: VirtualLoop, store: Store) -> None:
 
     loop.run(talk())
     assert len(store.times) == 16
-    assert [now - before for before, now in zip(store.times, store.times[1:], strict=False)] == [3] * 15
+    assert [now - before for before, now in pairwise(store.times)] == [3] * 15
 
 
 def test_nothing_to_beat(loop: VirtualLoop, store: Store) -> None:
@@ -293,7 +294,7 @@ def test_beats_that_fail(loop: VirtualLoop, store: Store, caplog: pytest.LogCapt
         await asyncio.sleep(30)
         assert store.interrupted == []
         failed = list(store.times)
-        assert [now - before for before, now in zip(failed[1:], failed[2:], strict=False)] == [3] * (len(failed) - 2)
+        assert [now - before for before, now in pairwise(failed[1:])] == [3] * (len(failed) - 2)
         store.fails = None
         await waiting
         assert store.times[-1] - store.times[len(failed)] >= 4 * LEASE / 3
@@ -304,7 +305,7 @@ def test_beats_that_fail(loop: VirtualLoop, store: Store, caplog: pytest.LogCapt
 
 
 def test_duplicate_watches_the_first(loop: VirtualLoop, store: Store) -> None:
-    """Who waits for the answer to its message watches the row that answers it, and goes on with it if that is silent."""
+    """Who waits for the answer to its message watches the row that answers it, and takes it over if it is silent."""
 
     async def wait() -> None:
         session = await session_of(store)
@@ -346,10 +347,7 @@ def test_watching_all(loop: VirtualLoop, store: Store) -> None:
         with store.beats.watching_all(LEASE):
             await asyncio.sleep(30)
         assert store.interrupted == [silent.turn_id]
-        assert [(turn.turn_id, turn.state) for turn in await store.pending_turns()][0] == (
-            silent.turn_id,
-            "interrupted",
-        )
+        assert {turn.turn_id: turn.state for turn in await store.pending_turns()}[silent.turn_id] == "interrupted"
         await holding
 
     loop.run(watch())
@@ -423,7 +421,7 @@ def test_blocked_and_not_taken(loop: VirtualLoop, store: Store, caplog: pytest.L
 
 
 def test_taken_while_the_loop_ran(loop: VirtualLoop, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """A turn that was taken away though its loop ran, since its beats could not be written, is told apart in the log."""
+    """A turn that was taken away though its loop ran, since it could not write, is told apart in the log."""
 
     async def lose() -> None:
         session = await session_of(store)

@@ -180,9 +180,8 @@ class Beats:
         self._silent = self._loop.time() - self._due
         if self._is_needed:
             self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
-            # A loop that is stopped just then, with turns left open in it, drops the beat; there is nothing to say
-            # about it. gather() in the standard library does the same.
-            self._beating._log_destroy_pending = False  # type: ignore[attr-defined]
+            # A loop that is stopped just then, with turns left open in it, drops the beat: nobody need be told of it.
+            self._beating._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # as in gather()
 
     async def _beat(self) -> None:
         try:

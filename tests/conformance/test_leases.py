@@ -164,7 +164,7 @@ class Overtaken:
 
 
 async def test_overtaken_run(store: BaseSessionStore) -> None:
-    """A run that is overtaken while its model is asked fails, is asked nothing more, and its message is not answered."""
+    """A run that is overtaken while its model is asked fails, asks nothing more, and its message is not answered."""
     await store.get_or_create("s", SUPPORT)
     engine = Overtaken(store)
     with pytest.raises(SessionConflictError):
@@ -234,7 +234,7 @@ async def test_beat_that_came_in_time(store: BaseSessionStore) -> None:
 
 
 async def test_what_a_beat_reads(store: BaseSessionStore) -> None:
-    """A beat reads the rows in the lines of those held that wait, those watched, and no others; or all that are held."""
+    """A beat reads the rows in the lines of those held that wait, and those watched; or all that are held."""
     session, other, third = [await store.get_or_create(each, SUPPORT) for each in ("s", "t", "u")]
     runs, waits = [await place_of(store, ticket(session)) for _ in range(2)]
     elsewhere, unseen = await place_of(store, ticket(other)), await place_of(store, ticket(third))

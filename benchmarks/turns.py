@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import attrs
 import orjson
 
 HERE: Final = Path(__file__).parent
@@ -40,8 +41,10 @@ sys.path.append(str(HERE.parent))
 
 from chatflow.core.agent import Agent  # noqa: E402
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult  # noqa: E402
+from chatflow.core.records import Key, Place, Snapshot, Ticket  # noqa: E402
 from chatflow.core.session import SessionContext  # noqa: E402
 from chatflow.core.store import BaseSessionStore  # noqa: E402
+from chatflow.sqlite.commit import WriteCommit  # noqa: E402
 from chatflow.sqlite.store import SQLiteSessionStore  # noqa: E402
 from tests.backends import BACKENDS, Backend  # noqa: E402
 
@@ -188,16 +191,46 @@ class Chatflow:
         await self._store.aclose()
 
 
+class WithoutPlaces(SQLiteSessionStore):
+    """A store whose turns have no row: nobody's place is kept, nothing is beaten, and no commit is fenced.
+
+    It shows what the row costs, and is good for nothing else.
+    """
+
+    async def queue_turn(self, ticket: Ticket) -> Place:
+        """Every turn runs at once, on what its session has seen."""
+        await asyncio.sleep(0)
+        return Place(turn_id=0, running=True, attempt=1, behind_own=True, session=None)
+
+    async def look_at_turn(self, turn_id: int, attempt: int, key: Key, known: Snapshot | None) -> None:
+        """It is always there."""
+        await asyncio.sleep(0)
+
+    async def _write(self, operation: Callable[..., Any], *args: Any, durable: bool = True) -> Any:
+        if isinstance(operation, WriteCommit):
+            operation = CommitWithoutRow(**attrs.asdict(operation, recurse=False))
+        return await super()._write(operation, *args, durable=durable)
+
+
+class CommitWithoutRow(WriteCommit):
+    """The same commit, but for the row."""
+
+    def _end_turn(self, connection: sqlite3.Connection) -> tuple[tuple[int, int | None] | None, bool]:
+        return (0, None), False
+
+
 System = Handwritten | Chatflow
 SYSTEMS: Final[dict[str, Callable[[Path, int], System]]] = {
     "floor-full": lambda folder, conversations: Handwritten(folder, conversations, "FULL"),
     "floor-normal": lambda folder, conversations: Handwritten(folder, conversations, "NORMAL"),
     **{backend.name: partial(Chatflow, backend=backend) for backend in BACKENDS},
+    "no-places": partial(Chatflow, backend=Backend("no-places", lambda folder: WithoutPlaces(folder / "chat.db"))),
 }
 TITLES: Final = {
     "floor-full": "sqlite3 by hand, FULL (the floor)",
     "floor-normal": "sqlite3 by hand, NORMAL",
     "sqlite-file": "chatflow, file",
+    "no-places": "the same without place and beat",
     "sqlite-memory": 'chatflow, ":memory:"',
     "memory": "chatflow, SessionStore",
 }
@@ -460,6 +493,20 @@ def show(systems: list[Measured], together: int, floor: Measured | None) -> None
         )
 
 
+def show_cost_of_places(systems: list[Measured], together: list[int]) -> None:
+    """Print what a turn costs with its place and its beat, over the same commit without them, in the same rounds."""
+    found = {system.name: system for system in systems}
+    if not {"sqlite-file", "no-places"} <= found.keys():
+        return
+    for number in together:
+        pairs = list(zip(found["sqlite-file"].rounds[number], found["no-places"].rounds[number], strict=True))
+        median, cpu = (
+            spread([with_row[name] / without[name] for with_row, without in pairs], ".2f")
+            for name in ("median_us", "cpu_us")
+        )
+        print(f"  Place and beat, at {number}: a turn takes {median} times as long, and {cpu} times the CPU.")
+
+
 def spread(values: list[float], form: str) -> str:
     """The median, and from where to where the values go."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
@@ -489,7 +536,7 @@ def machine(folder: Path) -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = ["floor-full", "floor-normal", "sqlite-file", "sqlite-memory", "memory"]
+    default = ["floor-full", "floor-normal", "sqlite-file", "no-places", "sqlite-memory", "memory"]
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=default)
     parser.add_argument("--together", nargs="+", type=int, default=[1, 64, 256], help="conversations at once")
@@ -525,6 +572,7 @@ def main() -> None:
             for together in arguments.together:
                 print(f"\n  {together} conversation{'s at once' if together > 1 else ', a turn after the other'}")
                 show(systems, together, floor)
+            show_cost_of_places(systems, arguments.together)
             print()
             saved += [
                 {"added_us": added, "system": each.name, "idle": each.idle, "together": each.rounds} | each.facts

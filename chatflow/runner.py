@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
@@ -15,7 +15,7 @@ import attrs
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.engine import Engine
-from chatflow.core.finish import finish
+from chatflow.core.finish import apart, finish
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Answered, Claim, Dead, NewSession, Receipt, Ticket, check_id, check_seconds
@@ -33,7 +33,7 @@ from chatflow.exceptions import (
     shorten,
 )
 from chatflow.running.loop import Loop, Registry
-from chatflow.running.slots import TurnSlots
+from chatflow.running.slots import TurnSlots, give_back_slots
 from chatflow.running.worker import Doing, OnResponse, Worker, delay
 
 logger = logging.getLogger("chatflow.runner")
@@ -212,7 +212,7 @@ class Runner:
         return Receipt(found.turn_id, duplicate=found.known)
 
     @asynccontextmanager
-    async def working(self, on_response: OnResponse | None = None, *, grace: float = 10) -> AsyncIterator[None]:
+    async def working(self, on_response: OnResponse | None = None, *, grace: float = 10) -> AsyncGenerator[None]:
         """``async with runner.working(on_response=...):`` does accepted turns, and those of processes that are gone.
 
         Those of this runner's application: of its starting agent's name. In order within a conversation, at the same
@@ -247,8 +247,10 @@ class Runner:
     async def _do_first(self, first: Turn) -> None:
         """Do work that another turn has to wait for; that turn's caller is not told how it ends."""
         assert first.work is not None
+        # It is nobody's nested turn, and takes a slot of its own.
+        give_back_slots()
         try:
-            await self._run_work(first)
+            await apart(self._begin_work(first))
         except StoreError:
             raise
         except Exception as error:
@@ -261,6 +263,14 @@ class Runner:
             )
             if again:
                 await anyio.sleep(delay(first.work.turn.attempts, error))
+        finally:
+            # Of one that was cancelled before it could begin.
+            await first.let_go()
+
+    async def _begin_work(self, turn: Turn) -> None:
+        assert turn.place is not None
+        turn.begin(turn.place)
+        await self._run_work(turn)
 
     async def _run_work(self, turn: Turn) -> AgentResponse:
         claim = turn.claim

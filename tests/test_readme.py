@@ -4,12 +4,26 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
+import anyio
 import pytest
 
-from chatflow import Agent, Message, Role, SessionContext, SessionStore
+from chatflow import (
+    Agent,
+    AgentResponse,
+    Message,
+    PendingTurn,
+    Role,
+    Runner,
+    ScriptedEngine,
+    SessionContext,
+    SessionStore,
+)
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = (ROOT / "README.md").read_text()
@@ -24,7 +38,7 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-[PROGRAM] = blocks(README, "python")
+[PROGRAM, WEBHOOK] = blocks(README, "python")
 NAMED_PATHS: Final = sorted({*_LINKED.findall(README), *_NAMED.findall(README)})
 
 
@@ -48,6 +62,37 @@ def test_program(tmp_path: Path) -> None:
     )
     [said] = re.findall(r"^It prints `([^`]+)`", README, re.MULTILINE)
     assert (run.returncode, run.stdout, run.stderr) == (0, f"{said}\n", "")
+
+
+async def test_webhook() -> None:
+    """The README's webhook answers 200 before the message is answered, and the answer is sent once."""
+    said: list[tuple[str, str]] = []
+    sent = anyio.Event()
+
+    async def send(session_id: str, text: str) -> None:
+        said.append((session_id, text))
+        sent.set()
+
+    store = SessionStore()
+    names: dict[str, Any] = {
+        "store": store,
+        "runner": Runner(Agent("Support"), store, ScriptedEngine(default="hello")),
+        "send": send,
+        "Any": Any,
+        "AsyncIterator": AsyncIterator,
+        "AgentResponse": AgentResponse,
+        "PendingTurn": PendingTurn,
+        "Inbound": SimpleNamespace,
+        "Response": SimpleNamespace,
+        "asynccontextmanager": asynccontextmanager,
+    }
+    exec(WEBHOOK, names)
+    message = SimpleNamespace(id="wamid.1", sender="conversation-7", text="hi")
+    async with names["lifespan"](None):
+        for _ in range(2):
+            assert (await names["webhook"](message)).status_code == 200
+        await sent.wait()
+    assert said == [("conversation-7", "hello")]
 
 
 @pytest.mark.parametrize("path", NAMED_PATHS)

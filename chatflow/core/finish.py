@@ -1,8 +1,9 @@
-"""Running an operation to its end whatever cancels the one who waits for it."""
+"""Running an operation to its end whatever cancels the one who waits for it, or apart from what surrounds it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -25,6 +26,21 @@ async def finish(operation: Coroutine[Any, Any, _T]) -> _T:
     except asyncio.CancelledError:
         await _outlast(task)
         task.result()
+        raise
+    return task.result()
+
+
+async def apart(operation: Coroutine[Any, Any, _T]) -> _T:
+    """Await *operation* in a context of its own: it belongs to no turn of the code that asks for it.
+
+    A cancellation of the caller cancels it, and leaves once it has ended.
+    """
+    task = asyncio.get_running_loop().create_task(operation, context=contextvars.Context())
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await _outlast(task)
         raise
     return task.result()
 

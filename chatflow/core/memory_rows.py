@@ -80,9 +80,9 @@ class MemoryRows(Rows):
         )
 
     def next_of(self, session_key: int) -> int | None:
-        """The first row in the conversation's line that does not run."""
+        """Which row is to look first whether its place has come."""
         found = (turn.row for turn in self._by_session.get(session_key, {}).values())
-        return next((row.turn_id for row in found if row.state in IN_LINE and row.state is not State.RUNNING), None)
+        return next((row.turn_id for row in found if row.state is State.QUEUED), None)
 
     def purge(self, expired_before: dt.datetime, limit: int) -> None:
         """Forget up to *limit* rows that left their line before that."""

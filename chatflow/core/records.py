@@ -145,6 +145,10 @@ class NewSession:
     max_turns: int | None
 
 
+def _digest_of_text(claim: Claim) -> str:
+    return hashlib.sha256(claim.user_message.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 @attrs.frozen
 class Claim:
     """A message's id, its text, and what its caller noted: enough for somebody else to answer it.
@@ -155,11 +159,7 @@ class Claim:
     message_id: str
     user_message: str
     metadata: FrozenDict = EMPTY
-    digest: str = attrs.field(init=False)
-
-    @digest.default
-    def _digest_of_text(self) -> str:
-        return hashlib.sha256(self.user_message.encode("utf-8", "surrogatepass")).hexdigest()
+    digest: str = attrs.field(init=False, default=attrs.Factory(_digest_of_text, takes_self=True))
 
 
 @attrs.frozen(kw_only=True)

@@ -112,6 +112,8 @@ class Turn:
         self.journal: tuple[Entry, ...] = ()
         self.work: Work | None = None
         """What it does for somebody else, who is not there to be told how it ends."""
+        self.place: Place | None = None
+        """Where it is to begin, if it was found by another turn."""
         self.hands_on = False
         """Whether the row stays in hand after a failure, to be tried again, and after an answer, to hand it on."""
         self.left: State | None = None
@@ -149,8 +151,8 @@ class Turn:
     async def take(self, *, wait_for_duplicate: bool = True) -> Answered | Turn | None:
         """Wait for the conversation's turn, bring the session up to date, and begin.
 
-        Returns the stored answer instead, without a turn, if the message was answered before; or, begun, the turn of
-        work that is to be done first: once that has ended, call this again.
+        Returns the stored answer instead, without a turn, if the message was answered before; or the turn of work that
+        is to be done first, which has its *place* and is to `begin`: once that has ended, call this again.
 
         Raises:
             TurnInsideTurnError: The turn could only start once the asking code's own turn has ended.
@@ -175,7 +177,10 @@ class Turn:
                 await self._leave(self._end_by(error), hold=self.hands_on)
             raise
         first, self._first = self._first, None
-        (first or self).begin(found)
+        if first is None:
+            self.begin(found)
+        else:
+            first.place = found
         return first
 
     def _refuse_nesting(self) -> None:
@@ -441,7 +446,7 @@ class Turn:
         except BaseException as error:
             self.is_dropped = True
             # After an error of the storage not now: whoever holds the file would be waited for a second time.
-            await self._leave(self._end_by(error), later=isinstance(error, StoreError))
+            await self._leave(self._end_by(error), hold=self.hands_on, later=isinstance(error, StoreError))
             raise
         finally:
             self.is_ending = False

@@ -164,11 +164,12 @@ class Worker:
                     return None
                 response = await self._doing.run(turn)
             except Exception as error:  # noqa: BLE001  # whatever work raises, it is tried again or given up
-                failures += 1
+                # A storage that fails is not the work's fault: others wait behind it, and go on once it is mended.
+                failures += not isinstance(error, StoreError)
                 if turn.turn_id is None or turn.left not in {None, *WAITING}:
                     self._log_end(turn, error)
                     return None
-                seconds = delay(failures, error)
+                seconds = delay(max(failures, 1), error)
                 logger.warning(
                     "session %s: turn %s failed and is tried again in %g s: %s",
                     shorten(turn.session.session_id),

@@ -124,10 +124,8 @@ ANSWER_ROW: Final[LiteralString] = """
     UPDATE chatflow_turns SET state = 'answered', holder = iif(:hands_on, holder, NULL), ended_at = :now
     WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt AND accepted
     RETURNING turn_id, (
-        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
-        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id <> chatflow_turns.turn_id
-            AND next.state IN ('queued', 'accepted', 'interrupted')
-        ORDER BY next.turn_id LIMIT 1
+        SELECT min(next.turn_id) FROM chatflow_turns AS next
+        WHERE next.session_key = chatflow_turns.session_key AND next.state = 'queued' AND next.holder = :holder
     )
 """
 """The commit of an accepted turn: its row stays until its answer has been handed on."""
@@ -136,19 +134,17 @@ END_TURN: Final[LiteralString] = """
     DELETE FROM chatflow_turns
     WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt
     RETURNING turn_id, (
-        SELECT iif(next.holder = :holder, next.turn_id, NULL) FROM chatflow_turns AS next
-        WHERE next.session_key = chatflow_turns.session_key AND next.turn_id <> chatflow_turns.turn_id
-            AND next.state IN ('queued', 'accepted', 'interrupted')
-        ORDER BY next.turn_id LIMIT 1
+        SELECT min(next.turn_id) FROM chatflow_turns AS next
+        WHERE next.session_key = chatflow_turns.session_key AND next.state = 'queued' AND next.holder = :holder
     )
 """
-"""The fence: a commit deletes its own row, and changes nothing where there is none. Tells which row of ours is next."""
+"""The fence: a commit deletes its own row, and changes nothing where there is none. Tells which row of ours is to look
+whether its place has come."""
 
 NEXT_OF_HOLDER: Final[LiteralString] = """
-    SELECT iif(holder = :holder, turn_id, NULL) FROM chatflow_turns
-    WHERE session_key = :session_key AND state IN ('queued', 'accepted', 'interrupted') ORDER BY turn_id LIMIT 1
+    SELECT min(turn_id) FROM chatflow_turns WHERE session_key = :session_key AND state = 'queued' AND holder = :holder
 """
-"""Which row of ours is next in a line, which may still have others before it."""
+"""Which row of ours is to look first whether its place has come."""
 
 END_ANSWERED: Final[LiteralString] = """
     DELETE FROM chatflow_turns

@@ -247,10 +247,10 @@ def leave(leaving: Leaving, at: At, connection: Connection) -> Left:
     if row is None:
         return Left(None, None)
     left = lines.leave(rows, leaving)
-    found = connection.execute(
+    (following,) = connection.execute(
         statements.NEXT_OF_HOLDER, {"session_key": row.session_key, "holder": at.holder}
     ).fetchone()
-    return Left(None if left is None else left.state, None if found is None else found[0])
+    return Left(None if left is None else left.state, following)
 
 
 def let_go(held: tuple[Leaving, ...], at: At, connection: Connection) -> None:

@@ -122,9 +122,10 @@ def test_encoded_value_is_what_json_has(value: Any) -> None:
         {"a": math.nan},
         dt.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1),
         dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo("UTC")),
+        dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(microseconds=-1))),
         "\ud83d\ude00",
     ],
-    ids=["sNaN", "infinity", "large", "large negative", "marks in marks", "NaN", "fold", "named UTC", "surrogates"],
+    ids=["sNaN", "infinity", "large", "large negative", "marks in marks", "NaN", "fold", "named UTC", "near UTC", "surrogates"],
 )
 def test_value_on_the_edge_comes_back(value: Any) -> None:
     """A value on the edge of what its type can hold comes back, exactly."""

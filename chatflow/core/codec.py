@@ -38,7 +38,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
-from chatflow.core.values import MARK, FrozenDict, FrozenList, freeze_mapping, is_plain, is_plain_key
+from chatflow.core.values import MARK, FrozenDict, FrozenList, freeze, freeze_mapping, is_plain, is_plain_key
 from chatflow.exceptions import SessionFormatError, UnstorableValueError
 
 FORMAT_VERSION: Final = 1
@@ -105,8 +105,12 @@ def _write_datetime(value: dt.datetime) -> Any:
     return _envelope("datetime", body)
 
 
-def _zone(value: dt.datetime) -> str | None:
-    return value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
+def _zone(value: dt.datetime) -> str | list[int] | None:
+    if isinstance(value.tzinfo, zoneinfo.ZoneInfo):
+        return value.tzinfo.key
+    offset = value.utcoffset()
+    # Text would do, but Python's fromisoformat takes an offset of less than a second for none.
+    return [offset // dt.timedelta(microseconds=1)] if offset and abs(offset) < dt.timedelta(seconds=1) else None
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
@@ -132,8 +136,10 @@ def _read_datetime(body: list[Any]) -> dt.datetime:
     value = dt.datetime.fromisoformat(body[0])
     if len(body) == 1:
         return value
-    zone = value.tzinfo if body[1] is None else zoneinfo.ZoneInfo(body[1])
-    return value.replace(tzinfo=zone, fold=body[2])
+    zone, fold = body[1:]
+    if isinstance(zone, list):
+        return value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=zone[0])), fold=fold)
+    return value.replace(tzinfo=value.tzinfo if zone is None else zoneinfo.ZoneInfo(zone), fold=fold)
 
 
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -214,6 +220,12 @@ def _read_bool(value: Any, _: Any) -> bool:
     return value
 
 
+def _read_count(value: Any, _: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError(f"a whole number is needed here, not {value!r}")
+    return value
+
+
 def _read_timestamp(value: Any, _: Any) -> dt.datetime:
     if not isinstance(value, str):
         raise TypeError("a timestamp must be ISO 8601 text")
@@ -252,8 +264,14 @@ _register(
     extra=_VALUE,
     timestamp=override(omit_if_default=False, unstruct_hook=dt.datetime.isoformat, struct_hook=_read_timestamp),
 )
-_register(Deed, kind=_VALUE, key=_VALUE, value=_VALUE)
-_register(Entry)
+_register(
+    Deed,
+    kind=_VALUE,
+    key=_VALUE,
+    # Frozen when it is read, since no class does it: it becomes a value of the session's as it is.
+    value=override(unstruct_hook=encode, struct_hook=lambda value, _: freeze(decode(value), "value")),
+)
+_register(Entry, iteration=override(struct_hook=_read_count), index=override(struct_hook=_read_count))
 
 _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in (Message, ToolCall, ToolResult)}
 

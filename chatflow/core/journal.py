@@ -16,7 +16,7 @@ import attrs
 
 from chatflow.core.messages import Handoff, Message, ToolResult
 
-Done = Literal["set", "remove", "agent", "add", "clear", "drop"]
+Done = Literal["set", "remove", "agent", "add", "clear", "drop", "mark", "restore"]
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +24,8 @@ class Deed:
     """One thing that a tool did to its conversation.
 
     ``set`` and ``remove`` name a *key* of metadata or state, by *kind*; ``agent`` sets the active agent to the name
-    *value*; ``add`` is a *message*; ``drop`` takes the last *value* messages away.
+    *value*; ``add`` is a *message*; ``drop`` takes the last *value* messages away; ``mark`` is a checkpoint, of the
+    number *value*, and ``restore`` goes back to it; the number 0 is the moment that the turn began.
     """
 
     what: Done
@@ -46,25 +47,29 @@ class Entry:
     deeds: tuple[Deed, ...] = ()
 
 
-_recorded: ContextVar[list[Deed] | None] = ContextVar("chatflow_deeds", default=None)
+_recorded: ContextVar[tuple[tuple[object, list[Deed]], ...]] = ContextVar("chatflow_deeds", default=())
 
 
 @contextmanager
-def recording() -> Generator[list[Deed]]:
-    """What the code inside, and what it starts, does to its conversation, in order."""
+def recording(working: object) -> Generator[list[Deed]]:
+    """What the code inside, and what it starts, does to that working copy, in order.
+
+    A tool may run another conversation: what happens there is not its own conversation's, and what that one's tools do
+    to this one is.
+    """
     deeds: list[Deed] = []
-    token = _recorded.set(deeds)
+    token = _recorded.set((*_recorded.get(), (working, deeds)))
     try:
         yield deeds
     finally:
         _recorded.reset(token)
 
 
-def record(*deeds: Deed) -> None:
-    """Note what was done, if anybody records it."""
-    recorded = _recorded.get()
-    if recorded is not None:
-        recorded += deeds
+def record(working: object, deed: Deed) -> None:
+    """Note what was done to that working copy, if anybody records it."""
+    for recorded, deeds in _recorded.get():
+        if recorded is working:
+            deeds.append(deed)
 
 
 class Journal:

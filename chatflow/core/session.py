@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -13,7 +14,7 @@ import attrs
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.history import EMPTY_HISTORY, History
-from chatflow.core.journal import Deed
+from chatflow.core.journal import Deed, recording
 from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id, check_seconds
@@ -263,7 +264,7 @@ class SessionContext:
         """A token for `rollback_to`: this moment's history, agent, metadata and state."""
         turn = self.member_turn
         if turn is not None:
-            return Checkpoint(turn.working.snapshot(), turn, self.committed.known, None)
+            return Checkpoint(turn.working.mark(), turn, self.committed.known, None)
         snapshot = attrs.evolve(
             self.committed,
             metadata=freeze_mapping(self.values("metadata"), "metadata"),
@@ -360,6 +361,10 @@ class SessionContext:
             self.pending[kind][key] = Change(value)
         else:
             working.set(kind, key, value)
+
+    def recording(self) -> AbstractContextManager[list[Deed]]:
+        """What the code inside does to the turn that the running code belongs to."""
+        return recording(self._working)
 
     def redo(self, deeds: Iterable[Deed]) -> None:
         """Do again what a tool did in an attempt of this turn that did not commit."""

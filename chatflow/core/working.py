@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -54,28 +54,6 @@ def _kept(before: FrozenDict, now: Mapping[str, Any]) -> FrozenDict:
     return FrozenDict(now)
 
 
-def _way_back(now: Snapshot, then: Snapshot) -> list[Deed]:
-    """What makes *then* of *now*, as changes that mean the same on another history before this turn's messages."""
-    deeds: list[Deed] = []
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    for kind in kinds:
-        values, wanted = getattr(now, kind), getattr(then, kind)
-        deeds += [Deed(what="remove", kind=kind, key=key) for key in values if key not in wanted]
-        changed = {key: value for key, value in wanted.items() if values.get(key, _ABSENT) is not value}
-        deeds += [Deed(what="set", kind=kind, key=key, value=value) for key, value in changed.items()]
-    if now.agent_name != then.agent_name:
-        deeds.append(Deed(what="agent", value=then.agent_name))
-    common = 0
-    for mine, theirs in zip(now.history, then.history, strict=False):
-        if mine is not theirs:
-            break
-        common += 1
-    if common < len(now.history):
-        deeds.append(Deed(what="drop", value=len(now.history) - common))
-    deeds += [Deed(what="add", message=message) for message in then.history[common:]]
-    return deeds
-
-
 class Working:
     """What the members of a turn see and change: a copy of the last commit that nobody else sees."""
 
@@ -86,12 +64,17 @@ class Working:
         self.max_turns = max_turns
         self.window = window
         self.agent_name = base.agent_name
-        self.values: dict[Kind, dict[str, Any]] = {
-            "metadata": with_changes(base.metadata, pending["metadata"]),
-            "state": with_changes(base.state, pending["state"]),
-        }
+        self._pending = pending
+        self._marks: dict[int, Snapshot] = {}
+        self.values = self._first_values()
         self._restored = False
         self._front = window.start
+
+    def _first_values(self) -> dict[Kind, dict[str, Any]]:
+        return {
+            "metadata": with_changes(self.base.metadata, self._pending["metadata"]),
+            "state": with_changes(self.base.state, self._pending["state"]),
+        }
 
     @property
     def history(self) -> History:
@@ -102,15 +85,15 @@ class Working:
         """Set one key of metadata or state, or remove it."""
         if value is REMOVED:
             del self.values[kind][key]
-            record(Deed(what="remove", kind=kind, key=key))
+            record(self, Deed(what="remove", kind=kind, key=key))
         else:
             self.values[kind][key] = value
-            record(Deed(what="set", kind=kind, key=key, value=value))
+            record(self, Deed(what="set", kind=kind, key=key, value=value))
 
     def hand_to(self, agent_name: str) -> None:
         """Let another agent answer from now on."""
         self.agent_name = agent_name
-        record(Deed(what="agent", value=agent_name))
+        record(self, Deed(what="agent", value=agent_name))
 
     def add(self, message: Message, session_id: str) -> None:
         """Add *message*, or change nothing and say why."""
@@ -126,14 +109,14 @@ class Working:
                 shorten(session_id),
                 message.role.value,
             )
-        record(Deed(what="add", message=message))
+        record(self, Deed(what="add", message=message))
 
     def clear(self) -> None:
         """Remove all messages."""
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
-        record(Deed(what="clear"))
+        record(self, Deed(what="clear"))
 
     def redo(self, deeds: Iterable[Deed], session_id: str) -> None:
         """Do again what a tool did in an attempt that did not commit, on what the conversation is like now."""
@@ -144,17 +127,47 @@ class Working:
                 else:
                     self.values[deed.kind].pop(deed.key, None)
             elif deed.message is not None:
-                self.add(deed.message, session_id)
+                self._redo_add(deed.message, session_id)
             elif deed.what == "clear":
                 self.clear()
             elif deed.what == "drop":
-                messages = self.window.history()
-                self._keep(messages[: max(0, len(messages) - deed.value)])
+                self._drop(deed.value)
+            elif deed.what == "mark":
+                self._marks[deed.value] = self._snapshot()
+            elif deed.what == "restore":
+                self._redo_restore(deed.value, session_id)
             else:
                 self.agent_name = deed.value
 
-    def snapshot(self) -> Snapshot:
+    def _redo_add(self, message: Message, session_id: str) -> None:
+        try:
+            self.add(message, session_id)
+        except UnmatchedToolResultError as error:
+            # Others have committed since, and the call has gone from the history.
+            logger.warning("%s; it is left out", error)
+
+    def _redo_restore(self, number: int, session_id: str) -> None:
+        snapshot = self._marks.get(number) if number else self._first()
+        if snapshot is not None:
+            self._restore(snapshot)
+            return
+        # Taken outside of every tool, or by one that had not ended: nobody can tell when that was.
+        logger.warning("session %s: a rollback to a checkpoint that was not noted is left out", shorten(session_id))
+
+    def mark(self) -> Snapshot:
         """The state that `restore` takes."""
+        snapshot = self._snapshot()
+        number = max(self._marks, default=0) + 1
+        self._marks[number] = snapshot
+        record(self, Deed(what="mark", value=number))
+        return snapshot
+
+    def _first(self) -> Snapshot:
+        """The state that the turn began with."""
+        values = self._first_values()
+        return attrs.evolve(self.base, metadata=FrozenDict(values["metadata"]), state=FrozenDict(values["state"]))
+
+    def _snapshot(self) -> Snapshot:
         return attrs.evolve(
             self.base,
             agent_name=self.agent_name,
@@ -165,20 +178,27 @@ class Working:
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to exactly *snapshot*."""
-        before = self.snapshot()
+        """Go back to exactly *snapshot*: one that `mark` gave, or the state that the turn began with."""
+        self._restore(snapshot)
+        number = next((number for number, marked in self._marks.items() if marked is snapshot), 0)
+        record(self, Deed(what="restore", value=number))
+
+    def _restore(self, snapshot: Snapshot) -> None:
         self.window = Window.of(snapshot.history, snapshot.start)
         self._front = self.window.start
         self.agent_name = snapshot.agent_name
         self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
         self._restored = True
-        record(*_way_back(before, snapshot))
 
     def restore_length(self, length: int) -> None:
         """Go back to the first *length* messages of the history."""
-        before = self.snapshot()
-        self._keep(self.history[:length])
-        record(*_way_back(before, self.snapshot()))
+        count = len(self.history) - length
+        self._drop(count)
+        record(self, Deed(what="drop", value=count))
+
+    def _drop(self, count: int) -> None:
+        messages = self.window.history()
+        self._keep(messages[: max(0, len(messages) - count)])
 
     def _keep(self, messages: Iterable[Message]) -> None:
         window = Window(self.window.start)

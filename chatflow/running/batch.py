@@ -15,7 +15,7 @@ import orjson
 
 from chatflow.core.agent import Agent
 from chatflow.core.codec import encode
-from chatflow.core.journal import Deed, Entry, recording
+from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
 from chatflow.core.session import SessionContext
 from chatflow.core.tools import Tool, ToolContext
@@ -67,7 +67,7 @@ class Batch:
 
         async def run_one(index: int) -> None:
             try:
-                with recording() as deeds:
+                with self.session.recording() as deeds:
                     outcome = outcomes[index] = await self._outcome(index)
                 await self._note(index, outcome, deeds)
             except BaseException as end:  # noqa: BLE001  # raised below, where no group wraps it

@@ -91,6 +91,7 @@ class BaseSessionStore(ABC):
         self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
         self.is_closing = False
         self._live = LiveSessions()
+        self._creating: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
         # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.
         self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Beats]] = (
             weakref.WeakKeyDictionary()
@@ -133,8 +134,23 @@ class BaseSessionStore(ABC):
             found = await self.load_session(key, None if live is None else live.known)
         if found is Seen.ABSENT:
             new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
-            found = await finish(self.create_session(key, new))
+            found = await self._created(key, new)
+        else:
+            # Whoever asked before has found nothing, and is still creating what others see already: it goes first.
+            earlier = self._creating.get((asyncio.get_running_loop(), key))
+            if earlier is not None:
+                await asyncio.wait([earlier])
         return self._hand_out(key, found, live, default_agent)
+
+    async def _created(self, key: Key, new: NewSession) -> Snapshot:
+        loop = asyncio.get_running_loop()
+        created = self._creating[loop, key] = loop.create_future()
+        try:
+            return await finish(self.create_session(key, new))
+        finally:
+            created.set_result(None)
+            if self._creating.get((loop, key)) is created:
+                del self._creating[loop, key]
 
     async def get(self, session_id: str) -> SessionContext | None:
         """The conversation *session_id* as the storage has it now, or None.

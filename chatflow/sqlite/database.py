@@ -17,6 +17,7 @@ import sqlite3
 import stat
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -717,14 +718,35 @@ def _deliver(group: Iterable[_Write[Any]]) -> None:
             continue
 
 
+class _Undelivered(threading.local):
+    """What has come to the event loops of this thread, and has not been handed over."""
+
+    def __init__(self) -> None:
+        self.by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[_Write[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+
+_undelivered: Final = _Undelivered()
+
+
 def _settle(loop: asyncio.AbstractEventLoop, writes: deque[_Write[Any]]) -> None:
-    for _ in range(min(_DELIVERED_AT_ONCE, len(writes))):
-        write = writes.popleft()
+    """Hand over *writes* after all that came before: a group of which some are left does not let the next one by."""
+    waiting = _undelivered.by_loop.setdefault(loop, deque())
+    is_first = not waiting
+    waiting += writes
+    if is_first:
+        _settle_some(loop, waiting)
+
+
+def _settle_some(loop: asyncio.AbstractEventLoop, waiting: deque[_Write[Any]]) -> None:
+    for _ in range(min(_DELIVERED_AT_ONCE, len(waiting))):
+        write = waiting.popleft()
         if write.future.done():
             continue
         if write.error is None:
             write.future.set_result(write.result)
         else:
             write.future.set_exception(write.error)
-    if writes:
-        loop.call_soon(_settle, loop, writes)
+    if waiting:
+        loop.call_soon(_settle_some, loop, waiting)

@@ -58,7 +58,7 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
         known = None
     if known is not None and known.version == version:
         return Seen.UNCHANGED
-    history, start, system_start = _load_history(key, session_key, known, connection)
+    history, start, system_start = _load_history(key, session_key, fresh_position(version), known, connection)
     where = f"chatflow_sessions, session_key {session_key}"
     return Snapshot(
         session_key=session_key,
@@ -88,13 +88,24 @@ def _message(key: Key, session_key: int, place: int, text: str) -> Message:
         raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
 
 
+def fresh_position(version: int) -> int:
+    """A position past all that the conversation had when it got *version*.
+
+    Each commit has a version of its own and moves on from here or from the last position, by a message each.
+    """
+    return version << 24
+
+
 def _load_history(
-    key: Key, session_key: int, known: Snapshot | None, connection: Connection
+    key: Key, session_key: int, fresh: int, known: Snapshot | None, connection: Connection
 ) -> tuple[History, int, int]:
-    """The messages, of which those that *known* has need not be read again: a place never means two messages."""
+    """The messages, of which those that *known* has need not be read again: a place never means two messages.
+
+    Where there are none, no place tells which were used: the next one stands at the position *fresh*.
+    """
     first_system, first = connection.execute(statements.FIRST_PLACES, {"session_key": session_key}).fetchone()
-    system_start = 0 if first_system is None else first_system - system_place(0)
-    start = first or 0
+    system_start = fresh if first_system is None else first_system - system_place(0)
+    start = fresh if first is None else first
     systems: list[Message] = []
     body: list[Message] = []
     if known is not None and known.system_start <= system_start:
@@ -133,7 +144,9 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     ).rowcount
     snapshot = load(key, None, connection)
     assert isinstance(snapshot, Snapshot)
-    if created or not new.metadata:
+    if created:
+        return attrs.evolve(snapshot, start=0, system_start=0)
+    if not new.metadata:
         return snapshot
     metadata = FrozenDict({**snapshot.metadata, **new.metadata})
     version = _update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, LiteralString, TypeVar
 
 import attrs
 import orjson
 
-from chatflow.core.codec import (
-    message_from_json,
-    message_to_json,
-    response_from_json,
-    values_from_json,
-    values_to_json,
-)
+from chatflow.core.codec import message_to_json, values_to_json
 from chatflow.core.history import History
-from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.messages import Message
 from chatflow.core.records import (
     Answered,
     Commit,
@@ -37,12 +30,14 @@ from chatflow.core.records import (
     system_place,
 )
 from chatflow.core.values import EMPTY, FrozenDict
-from chatflow.exceptions import CorruptSessionError, SessionFormatError
-from chatflow.sqlite import statements
-from chatflow.sqlite.database import Connection, living_holders
+from chatflow.exceptions import CorruptSessionError
+from chatflow.sqlite import rows, statements
+from chatflow.sqlite.database import Connection, is_damaged, living_holders
 from chatflow.sqlite.holder import is_gone
 
 logger = logging.getLogger("chatflow.store")
+
+_T = TypeVar("_T")
 
 _PURGED_WITH_EACH_MARK: Final = 10
 """Expired ids that a mark removes: more than it adds, so that none pile up."""
@@ -59,32 +54,30 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
     if known is not None and known.version == version:
         return Seen.UNCHANGED
     history, start, system_start = _load_history(key, session_key, fresh_position(version), known, connection)
-    where = f"chatflow_sessions, session_key {session_key}"
+    where, session_id = f"chatflow_sessions, session_key {session_key}", key.session_id
     return Snapshot(
         session_key=session_key,
         version=version,
-        agent_name=agent_name,
-        metadata=_values(key, f"{where}, metadata_json", metadata_json),
-        state=_values(key, f"{where}, state_json", state_json),
-        max_turns=max_turns,
+        agent_name=rows.name(session_id, f"{where}, active_agent_name", agent_name),
+        metadata=rows.values(session_id, f"{where}, metadata_json", metadata_json),
+        state=rows.values(session_id, f"{where}, state_json", state_json),
+        max_turns=rows.max_turns(session_id, f"{where}, max_turns", max_turns),
         history=history,
         start=start,
         system_start=system_start,
     )
 
 
-def _values(key: Key, row: str, text: str) -> FrozenDict:
+def _rows_of(
+    key: Key, session_key: int, statement: LiteralString, values: dict[str, int], connection: Connection
+) -> list[tuple[Any, ...]]:
+    """A conversation's message rows; where the disk pages that hold them are damaged, the others' may be sound."""
     try:
-        return values_from_json(text)
-    except SessionFormatError as error:
-        raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
-
-
-def _message(key: Key, session_key: int, place: int, text: str) -> Message:
-    try:
-        return message_from_json(text)
-    except SessionFormatError as error:
-        row = f"chatflow_messages, session_key {session_key}, place {place}"
+        return connection.execute(statement, {"session_key": session_key, **values}).fetchall()
+    except Exception as error:
+        if not is_damaged(error):
+            raise
+        row = f"chatflow_messages, session_key {session_key}"
         raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
 
 
@@ -103,7 +96,11 @@ def _load_history(
 
     Where there are none, no place tells which were used: the next one stands at the position *fresh*.
     """
-    first_system, first = connection.execute(statements.FIRST_PLACES, {"session_key": session_key}).fetchone()
+    first_system, first = _rows_of(key, session_key, statements.FIRST_PLACES, {}, connection)[0]
+    for place in (first_system, first):
+        if not isinstance(place, int | None):
+            row = f"chatflow_messages, session_key {session_key}, place {rows.shown(place)}"
+            raise CorruptSessionError(session_id=key.session_id, row=row, reason="its place is not a number")
     system_start = fresh if first_system is None else first_system - system_place(0)
     start = fresh if first is None else first
     systems: list[Message] = []
@@ -112,20 +109,14 @@ def _load_history(
         systems += known.history.systems_from(system_start - known.system_start)
     if known is not None and known.start <= start:
         body += known.history.body_from(start - known.start)
-    rows = connection.execute(
-        statements.LOAD_MESSAGES,
-        {
-            "session_key": session_key,
-            "system_place": system_place(system_start) + len(systems),
-            "place": start + len(body),
-        },
-    )
-    for place, text in rows:
-        expected = start + len(body) if place >= 0 else system_place(system_start) + len(systems)
-        if place != expected:
+    new = {"system_place": system_place(system_start) + len(systems), "place": start + len(body)}
+    for place, text in _rows_of(key, session_key, statements.LOAD_MESSAGES, new, connection):
+        is_system = isinstance(place, int) and place < 0
+        expected = system_place(system_start) + len(systems) if is_system else start + len(body)
+        if place != expected or not isinstance(place, int):
             row = f"chatflow_messages, session_key {session_key}, place {expected}"
             raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
-        (body if place >= 0 else systems).append(_message(key, session_key, place, text))
+        (systems if is_system else body).append(rows.message(key.session_id, session_key, place, text))
     return History(systems, len(systems), body, 0, len(body)), start, system_start
 
 
@@ -180,49 +171,59 @@ def _update(
 
 def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
     """Delete the conversation, if it is there."""
-    row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
-    return None if row is None else _delete_one(key, row[0], connection)
+    names = {"owner": key.owner, "session_id": key.session_id}
+    row = connection.execute(statements.LOAD_SESSION, names).fetchone()
+    connection.execute(statements.FORGET_SET_ASIDE, names)
+    return None if row is None else _delete_one(row[0], connection)
 
 
-def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int, ...]:
+def _delete_one(session_key: int, connection: Connection) -> tuple[int, ...]:
     turns = connection.execute(statements.TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
+    connection.execute(statements.FORGET_RESPONSES, {"session_key": session_key})
     connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
-    connection.execute(statements.FORGET_RESPONSES, {"owner": key.owner, "session_id": key.session_id})
     return tuple(row[0] for row in turns)
 
 
 def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> tuple[int | None, tuple[int, ...]]:
     """Delete up to *limit* of the owner's conversations."""
-    rows = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
-    turns = [turn for _, key, session_id in rows for turn in _delete_one(Key(owner, session_id), key, connection)]
-    return (rows[-1][0] if len(rows) == limit else None), tuple(turns)
+    found = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
+    turns: list[int] = []
+    for _, session_key, session_id in found:
+        connection.execute(statements.FORGET_SET_ASIDE, {"owner": owner, "session_id": rows.shown(session_id)})
+        turns += _delete_one(session_key, connection)
+    if len(found) == limit:
+        return found[-1][0], tuple(turns)
+    # What is left was set aside of conversations that are gone, or that nobody can name.
+    connection.execute(statements.FORGET_SET_ASIDE_OF_OWNER, {"owner": owner})
+    return None, tuple(turns)
 
 
 def page_of_sessions(owner: str, limit: int, before: int, connection: Connection) -> Page[SessionInfo]:
     """A page of the owner's conversations."""
-    rows = connection.execute(
+    found = connection.execute(
         statements.PAGE_OF_SESSIONS, {"owner": owner, "before": before, "limit": limit + 1}
     ).fetchall()
-    items = tuple(
-        SessionInfo(
-            session_id=session_id,
-            active_agent_name=agent_name,
-            metadata=_listed(Key(owner, session_id), metadata_json),
-            created_at=dt.datetime.fromisoformat(created_at),
-            updated_at=dt.datetime.fromisoformat(updated_at),
-        )
-        for _, session_id, agent_name, metadata_json, created_at, updated_at in rows[:limit]
+    return Page(tuple(map(_info, found[:limit])), found[limit - 1][0] if len(found) > limit else None)
+
+
+def _info(row: tuple[Any, ...]) -> SessionInfo:
+    _, session_id, agent_name, metadata_json, created_at, updated_at = row
+    return SessionInfo(
+        session_id=rows.shown(session_id),
+        active_agent_name=rows.shown(agent_name),
+        metadata=_listed(session_id, "metadata_json", metadata_json, rows.values, EMPTY),
+        created_at=_listed(session_id, "created_at", created_at, rows.moment, rows.LONG_AGO),
+        updated_at=_listed(session_id, "updated_at", updated_at, rows.moment, rows.LONG_AGO),
     )
-    return Page(items, rows[limit - 1][0] if len(rows) > limit else None)
 
 
-def _listed(key: Key, metadata_json: str) -> FrozenDict:
+def _listed(session_id: str, column: str, value: object, read: Callable[[str, str, object], _T], otherwise: _T) -> _T:
     # One conversation that can't be read must not hide all others.
     try:
-        return _values(key, "chatflow_sessions, metadata_json", metadata_json)
+        return read(session_id, f"chatflow_sessions, {column}", value)
     except CorruptSessionError as error:
-        logger.warning("%s; it is listed without its metadata", error)
-        return EMPTY
+        logger.warning("%s; it is listed without its %s", error, column)
+        return otherwise
 
 
 def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:
@@ -231,12 +232,10 @@ def page_of_messages(key: Key, limit: int, before: int, connection: Connection) 
     if row is None:
         return None
     session_key = row[0]
-    rows = connection.execute(
-        statements.PAGE_OF_MESSAGES, {"session_key": session_key, "before": before, "limit": limit + 1}
-    ).fetchall()
-    page = rows[:limit]
-    items = tuple(_message(key, session_key, place, text) for place, text in reversed(page))
-    return Page(items, page[-1][0] if len(rows) > limit else None)
+    found = _rows_of(key, session_key, statements.PAGE_OF_MESSAGES, {"before": before, "limit": limit + 1}, connection)
+    page = found[:limit]
+    items = tuple(rows.message(key.session_id, session_key, place, text) for place, text in reversed(page))
+    return Page(items, page[-1][0] if len(found) > limit else None)
 
 
 def queue(
@@ -387,7 +386,8 @@ class WriteCommit:
             return version, base.metadata
         # Somebody has merged metadata since the turn began, without a turn: ours joins it, key by key.
         seen, text = connection.execute(statements.READ_METADATA, {"session_key": base.session_key}).fetchone()
-        theirs = _values(self.key, f"chatflow_sessions, session_key {base.session_key}, metadata_json", text)
+        row = f"chatflow_sessions, session_key {base.session_key}, metadata_json"
+        theirs = rows.values(self.key.session_id, row, text)
         kept = {name: value for name, value in theirs.items() if name not in commit.metadata_removed}
         merged = FrozenDict({**kept, **commit.metadata_set})
         version = self._update(connection, seen, merged)
@@ -450,16 +450,11 @@ def find_processed(scope: Key, message_id: str, expired_before: str, connection:
     ).fetchone()
     if row is None:
         return None
-    digest, text = row
-    return Answered(digest, None if text is None else _response(scope, message_id, text))
-
-
-def _response(scope: Key, message_id: str, text: str) -> AgentResponse:
-    try:
-        return response_from_json(text)
-    except SessionFormatError as error:
-        row = f"chatflow_processed_messages, message_id {message_id!r}"
-        raise CorruptSessionError(session_id=scope.session_id, row=row, reason=str(error)) from error
+    digest, response = row
+    where = f"chatflow_processed_messages, message_id {message_id!r}"
+    if digest is not None:
+        digest = rows.text(scope.session_id, f"{where}, digest", digest)
+    return Answered(digest, None if response is None else rows.response(scope.session_id, where, response))
 
 
 def mark(

@@ -83,6 +83,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         WHERE message_id IS NOT NULL
         """,
         "CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL",
+        # What a repair or an upgrade has taken out of conversations, as it stood in the file.
+        """
+        CREATE TABLE chatflow_set_aside (
+            set_aside_id INTEGER PRIMARY KEY,
+            owner TEXT NOT NULL,
+            session_id TEXT NOT NULL,
+            source TEXT NOT NULL,
+            content ANY,
+            reason TEXT NOT NULL,
+            set_aside_at TEXT NOT NULL
+        ) STRICT
+        """,
+        "CREATE INDEX chatflow_set_aside_by_session ON chatflow_set_aside (owner, session_id)",
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a file has had."""

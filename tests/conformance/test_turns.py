@@ -257,7 +257,9 @@ async def test_others_cleared_history(store: BaseSessionStore, second: BaseSessi
     assert session.history == []
 
 
-async def test_said_anew_after_clearing(open_store: OpenStore, store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_said_anew_after_clearing(
+    open_store: OpenStore, store: BaseSessionStore, second: BaseSessionStore
+) -> None:
     """A session that has seen neither the clearing nor what was said then takes none of its old messages for new."""
     session = await store.get_or_create("s", SUPPORT)
     await session.add_message(system("be brief"))

@@ -55,3 +55,14 @@ CREATE UNIQUE INDEX chatflow_turns_one_a_message ON chatflow_turns (session_key,
         WHERE message_id IS NOT NULL
         ;
 CREATE INDEX chatflow_turns_by_parent ON chatflow_turns (parent) WHERE parent IS NOT NULL;
+CREATE TABLE chatflow_set_aside (
+            set_aside_id INTEGER PRIMARY KEY,
+            owner TEXT NOT NULL,
+            session_id TEXT NOT NULL,
+            source TEXT NOT NULL,
+            content ANY,
+            reason TEXT NOT NULL,
+            set_aside_at TEXT NOT NULL
+        ) STRICT
+        ;
+CREATE INDEX chatflow_set_aside_by_session ON chatflow_set_aside (owner, session_id);

@@ -113,7 +113,7 @@ def _load_history(
     for place, text in _rows_of(key, session_key, statements.LOAD_MESSAGES, new, connection):
         is_system = isinstance(place, int) and place < 0
         expected = system_place(system_start) + len(systems) if is_system else start + len(body)
-        if place != expected or not isinstance(place, int):
+        if place != expected:
             row = f"chatflow_messages, session_key {session_key}, place {expected}"
             raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
         (systems if is_system else body).append(rows.message(key.session_id, session_key, place, text))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.sqlite import database, schema, statements
+from chatflow.sqlite import answers, database, diagnosis, examination, mending, schema, statements
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT
@@ -19,6 +19,7 @@ PARTS_OF_STATEMENTS: Final = {
     "WAITS_FOR": {"SCAN awaited"},  # its own queue, which is as long as the answer
     "QUEUE_TURN": {"SCAN CONSTANT ROW", "SCAN line"},  # one row, whether the line is empty
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
+    "SESSION_KEYS_AFTER": {"SCAN CONSTANT ROW", "SCAN found"},  # its own queue, which is as long as the answer
 }
 ON_OPENING_AND_CLOSING: Final = {
     # The turns that are open or were left, once a start or an end: an index would cost each turn more.
@@ -33,7 +34,7 @@ def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
     return {
         name: value
-        for module in (statements, database, schema)
+        for module in (statements, database, schema, answers, diagnosis, examination, mending)
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
     }

@@ -386,8 +386,10 @@ class SessionContext:
         if before.session_key == snapshot.session_key and snapshot.version <= before.version:
             return
         if front_stays is None:
+            both_empty = not before.history.body_length and not snapshot.history.body_length
             front_stays = not before.session_key or (
-                snapshot.start == before.start and snapshot.history.system_count == before.history.system_count
+                (both_empty or snapshot.start == before.start)
+                and snapshot.history.system_count == before.history.system_count
             )
         self._reshaped = self._reshaped or not front_stays
         self.new = None

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any, Final
 
-from chatflow.sqlite import commit, database, operations, rows, schema, store, turns
+from chatflow.sqlite import commit, database, operations, rows, schema, turns
 from chatflow.sqlite.store import SQLiteSessionStore
 
 _STEPS: Final[dict[str, tuple[ModuleType | type, str, str]]] = {
@@ -67,13 +67,15 @@ def arm(name: str, nth: int) -> None:
     for step, (owner, function, method) in _STEPS.items():
         setattr(owner, function, _operation(step, getattr(owner, function)))
         setattr(SQLiteSessionStore, method, _primitive(step, getattr(SQLiteSessionStore, method)))
-    database._deliver = _delivering(database._deliver)
-    rows.release = _around("release: begun", rows.release, "release: done")
-    schema.release_the_gone = _around(None, schema.release_the_gone, "open: done")
-    store.prepare = _around("open: before", store.prepare, "open: after")
+    setattr(database, "_deliver", _delivering(database._deliver))
+    _surround(rows, "release", "release: begun", "release: done")
+    _surround(schema, "release_the_gone", None, "open: done")
+    _surround(database.Database, "_open_prepared", "open: before", "open: after")
 
 
-def _around(before: str | None, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+def _surround(owner: ModuleType | type, name: str, before: str | None, after: str) -> None:
+    function = getattr(owner, name)
+
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
@@ -82,7 +84,7 @@ def _around(before: str | None, function: Callable[..., Any], after: str) -> Cal
         hit(after)
         return result
 
-    return wrapped
+    setattr(owner, name, wrapped)
 
 
 def _operation(step: str, operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.faults.judge import Verdict, judge, nothing_left, read
 from tests.faults.kills import config
@@ -71,21 +71,19 @@ async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> 
             await _leave_a_turn(place, sents[0], elsewhere=point.startswith("interrupt"))
         first = await Worker.start(config(place, working=True, point=point, nth=nth), crew.hear)
         crew.workers[0] = first
-        async with asyncio.TaskGroup() as group:
-            sending = [group.create_task(sender.send(sent)) for sent in sents]
-            sending.append(group.create_task(_delete(crew, sender, Sent(gone, f"e-{name}", "plain"))))
-            ended = group.create_task(first.ended())
-            everything = asyncio.gather(*sending)
-            await asyncio.wait([everything, ended], return_when=asyncio.FIRST_COMPLETED)
-            status = await first.end()
-            crew.workers.pop(0)
-            if second is None:
-                await crew.start(0)
-            else:
-                crew.workers[0] = second
-                crew.wake()
-            await crew.workers[0].order("work")
-            await everything
+        sending = asyncio.create_task(_send(crew, sender, sents, Sent(gone, f"e-{name}", "plain")))
+        ended = asyncio.create_task(first.ended())
+        tasks: set[asyncio.Task[Any]] = {sending, ended}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        status = await first.end()
+        crew.workers.pop(0)
+        if second is None:
+            await crew.start(0)
+        else:
+            crew.workers[0] = second
+            crew.wake()
+        await crew.workers[0].order("work")
+        await sending
         left = await nothing_left(place / "chat.db")
         await crew.workers[0].order("rest")
     row = Row(fault=f"SIGKILL at {point}", layer=LAYER, injected=int(status == -signal.SIGKILL))
@@ -114,6 +112,13 @@ async def _leave_a_turn(place: Path, sent: Sent, *, elsewhere: bool) -> None:
     await third.kill()
     await asyncio.wait([order])
     order.exception()
+
+
+async def _send(crew: Crew, sender: Sender, sents: list[Sent], to_delete: Sent) -> None:
+    async with asyncio.TaskGroup() as group:
+        for sent in sents:
+            group.create_task(sender.send(sent))
+        group.create_task(_delete(crew, sender, to_delete))
 
 
 async def _delete(crew: Crew, sender: Sender, sent: Sent) -> None:

@@ -1,7 +1,7 @@
-"""``python -m tests.faults [--seconds N] [--seed S] [--only NAME ...] [--markdown]``: inject faults, print the table.
+"""Inject faults, print the table: ``python -m tests.faults [--seconds N] [--seed S] [--only NAME ...] [--markdown]``.
 
-Every scenario is run once; then all again with other seeds, until the time is over. The exit status is 1 if anything was
-lost, doubled, out of order or broken, or if a named point was never hit.
+Every scenario is run once; then all again with other seeds, until the time is over. The exit status is 1 if anything
+was lost, doubled, out of order or broken, or if a named point was never hit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.faults.judge import judge, nothing_left, read
 from tests.faults.kills import PLANS, config
 from tests.faults.ledger import Ledger, Sent
-from tests.faults.processes import Crew, GoneError, RefusedError, Worker, crew_of
+from tests.faults.processes import Crew, GoneError, RefusedError, Worker, crew_of, until
 from tests.faults.sender import Sender
 from tests.faults.table import Row
 
@@ -22,15 +22,16 @@ EACH: Final = 25
 # --- one conversation ---
 
 
-async def one_conversation(folder: Path, seed: int) -> list[Row]:
+async def one_conversation(folder: Path, seed: int, each: int = EACH) -> list[Row]:
     """Each process asks for its turns all at once, and gets them in the order in which it asked."""
     choices = random.Random(seed)
-    row = Row(fault=f"{PROCESSES} processes, one conversation, {PROCESSES * EACH} messages at once", layer="none", injected=0)
+    fault = f"{PROCESSES} processes, one conversation, {PROCESSES * each} messages at once"
+    row = Row(fault=fault, layer="none", injected=0)
     sents: list[Sent] = []
     # The usual lease: nobody is frozen here, so nobody's turn may be taken over.
     async with crew_of([config(folder, lease_seconds=10)] * PROCESSES, choices) as crew, asyncio.timeout(55):
         async with asyncio.TaskGroup() as group:
-            for number in range(EACH):
+            for number in range(each):
                 for slot, worker in crew.workers.items():
                     sent = Sent("c", f"p{slot}.{number}", choices.choice(PLANS))
                     sents.append(sent)
@@ -72,14 +73,14 @@ def overlapping(ledger: Ledger) -> list[str]:
 # --- deletions ---
 
 
-async def deleted(folder: Path, seed: int) -> list[Row]:
+async def deleted(folder: Path, seed: int, rounds: int = 12) -> list[Row]:
     """Conversations are deleted by one process while turns of theirs run in others, some of which are killed."""
     choices = random.Random(seed)
     ledger = Ledger(folder / "ledger")
     row = Row(fault="delete while turns run elsewhere, and the id used anew", layer="another process", injected=0)
     sents: list[Sent] = []
     async with crew_of([config(folder, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(55):
-        for turn in range(12):
+        for turn in range(rounds):
             session = f"c{turn % 2}"
             now = [
                 Sent(session, f"{session}.{turn}.{number}", choices.choice(PLANS), choices.choice(("run", "accept")))
@@ -184,7 +185,8 @@ async def poisoned(folder: Path, seed: int) -> list[Row]:
     choices = random.Random(seed)
     ledger = Ledger(folder / "ledger")
     path = folder / "chat.db"
-    row = Row(fault=f"a message that kills its process (max_attempts={ATTEMPTS})", layer="inside the process", injected=0)
+    fault = f"a message that kills its process (max_attempts={ATTEMPTS})"
+    row = Row(fault=fault, layer="inside the process", injected=0)
     others: list[Sent] = []
     poison: list[Sent] = []
     configs = [config(folder, working=True, max_attempts=ATTEMPTS) for _ in range(2)]
@@ -193,11 +195,13 @@ async def poisoned(folder: Path, seed: int) -> list[Row]:
         reviving = asyncio.create_task(_revive(crew))
         for way in ("accept", "run"):
             bad = Sent(f"c-{way}", f"bad-{way}", "die", way)
-            behind = [Sent(bad.session, f"b{number}-{way}", "plain", ("run", "accept")[number % 2]) for number in range(4)]
+            behind = [
+                Sent(bad.session, f"b{number}-{way}", "plain", ("run", "accept")[number % 2]) for number in range(4)
+            ]
             poison.append(bad)
             others += behind
             sending = asyncio.create_task(sender.send(bad))
-            await _asked(ledger, bad.message)
+            await until(lambda: bad.message in [line["message"] for line in ledger.lines("asked")])  # noqa: B023  # at once
             async with asyncio.TaskGroup() as group:
                 for sent in behind:
                     group.create_task(sender.send(sent))
@@ -207,8 +211,7 @@ async def poisoned(folder: Path, seed: int) -> list[Row]:
         for bad in poison:
             row.details += await _given_up(crew, bad, pending)
         left = await nothing_left(path, *(bad.message for bad in poison))
-        while any(worker.is_gone for worker in crew.workers.values()):
-            await asyncio.sleep(0.02)
+        await until(lambda: not any(worker.is_gone for worker in crew.workers.values()))
         reviving.cancel()
         await asyncio.wait([reviving])
         await crew.end()
@@ -228,12 +231,6 @@ async def _revive(crew: Crew) -> None:
         for slot, worker in list(crew.workers.items()):
             if worker.is_gone:
                 await crew.start(slot)
-        await asyncio.sleep(0.02)
-
-
-async def _asked(ledger: Ledger, message: str) -> None:
-    """Wait until a model has been asked for that message."""
-    while message not in [line["message"] for line in ledger.lines("asked")]:
         await asyncio.sleep(0.02)
 
 

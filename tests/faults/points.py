@@ -1,7 +1,7 @@
 """Points at which a process kills itself: before, within and after each step of a turn's row.
 
-Functions of chatflow are wrapped from outside, so that it holds nothing for the sake of this. Each step is one operation
-of the store and has five points:
+Functions of chatflow are wrapped from outside, so that it holds nothing for the sake of this. Each step is one
+operation of the store and has five points:
 
 - ``before``: on the event loop, nothing has been asked of the storage;
 - ``begun``: on the writing thread, in the transaction, before the first statement;
@@ -43,7 +43,11 @@ POINTS: Final = (
     *(f"{step}: {phase}" for step in _STEPS for phase in _PHASES),
     *(f"open: {phase}" for phase in ("before", "done", "after")),
     *(f"release: {phase}" for phase in ("begun", "done")),
-    *(f"{what}: {phase}" for what in ("model", "plain tool", "idempotent tool", "on_response") for phase in ("before", "after")),
+    *(
+        f"{what}: {phase}"
+        for what in ("model", "plain tool", "idempotent tool", "on_response")
+        for phase in ("before", "after")
+    ),
 )
 """All there are. ``release`` frees what a process that is gone had in hand; ``open`` makes the tables of a new file."""
 
@@ -67,7 +71,7 @@ def arm(name: str, nth: int) -> None:
     for step, (owner, function, method) in _STEPS.items():
         setattr(owner, function, _operation(step, getattr(owner, function)))
         setattr(SQLiteSessionStore, method, _primitive(step, getattr(SQLiteSessionStore, method)))
-    setattr(database, "_deliver", _delivering(database._deliver))
+    database._deliver = _delivering(database._deliver)
     _surround(rows, "release", "release: begun", "release: done")
     _surround(schema, "release_the_gone", None, "open: done")
     _surround(database.Database, "_open_prepared", "open: before", "open: after")

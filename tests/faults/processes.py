@@ -145,6 +145,14 @@ class Worker:
         return await self.ended()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds, for what nobody can tell us of."""
+    for _ in itertools.count():
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+
+
 class Crew:
     """Several workers on one file, some of which may be down."""
 

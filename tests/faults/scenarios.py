@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.faults import crowds, disk, kills, outside, steps
 from tests.faults.points import POINTS
 from tests.faults.table import Row
 
-Scenario = Callable[[Path, int, int], Awaitable[list[Row]]]
+Scenario = Callable[[Path, int, int], Coroutine[Any, Any, list[Row]]]
 
 
-def _plain(scenario: Callable[[Path, int], Awaitable[list[Row]]]) -> Scenario:
+def _plain(scenario: Callable[[Path, int], Coroutine[Any, Any, list[Row]]]) -> Scenario:
     async def run(folder: Path, seed: int, turn: int) -> list[Row]:
         return await scenario(folder, seed)
 

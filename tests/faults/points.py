@@ -1,4 +1,4 @@
-"""Points at which a process kills itself: before, within and after each step of a turn's row.
+"""Points at which a process kills or stops itself: before, within and after each step of a turn's row.
 
 Functions of chatflow are wrapped from outside, so that it holds nothing for the sake of this. Each step is one
 operation of the store and has five points:
@@ -52,6 +52,7 @@ POINTS: Final = (
 """All there are. ``release`` frees what a process that is gone had in hand; ``open`` makes the tables of a new file."""
 
 _armed: dict[str, int] = {}
+_what = [signal.SIGKILL]
 _ran = threading.local()
 
 
@@ -61,12 +62,13 @@ def hit(name: str) -> None:
     if name in _armed:
         _armed[name] -= 1
         if _armed[name] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), _what[0])
 
 
-def arm(name: str, nth: int) -> None:
-    """Kill this process when it comes to that point for the *nth* time."""
+def arm(name: str, nth: int, *, stop: bool = False) -> None:
+    """Kill this process when it comes to that point for the *nth* time, or *stop* it."""
     assert name in POINTS, name
+    _what[0] = signal.SIGSTOP if stop else signal.SIGKILL
     _armed[name] = nth
     for step, (owner, function, method) in _STEPS.items():
         setattr(owner, function, _operation(step, getattr(owner, function)))

@@ -79,6 +79,12 @@ class Worker:
         """Whether it has ended."""
         return self._is_gone
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        return stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+
     async def _listen(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():

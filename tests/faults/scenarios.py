@@ -24,6 +24,10 @@ async def _points(folder: Path, seed: int, turn: int) -> list[Row]:
     return await steps.at_points(folder, seed, POINTS, nth=turn)
 
 
+async def _stops_at_points(folder: Path, seed: int, turn: int) -> list[Row]:
+    return await steps.stops_at_points(folder, seed, nth=turn)
+
+
 SCENARIOS: Final[dict[str, Scenario]] = {
     "kills": _plain(kills.killed),
     "stops": _plain(kills.stopped),
@@ -37,5 +41,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "log": _plain(outside.log_cut),
     "clock": _plain(outside.clock),
     "writer": _plain(outside.foreign_writer),
+    "stop-points": _stops_at_points,
     "points": _points,
 }

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from chatflow.core.finish import finish
 from chatflow.core.records import Beat
 from chatflow.exceptions import StoreClosedError, StoreError
 
@@ -54,15 +53,20 @@ class Watch:
     def __init__(self) -> None:
         self._observed: dict[int, _Observed] = {}
 
-    def look(self, others: Iterable[Beat], now: float) -> list[Beat]:
-        """Take note of *others*, all that are watched, and return those that have stood still for long enough."""
+    def look(self, others: Iterable[Beat], now: float, *, asked: float | None = None) -> list[Beat]:
+        """Take note of *others*, all that are watched, and return those that have stood still for long enough.
+
+        *asked* is when the beat began that has read them: the watcher may have been stopped since, or have waited for
+        its turn to write, and neither may count as others' silence.
+        """
+        asked = now if asked is None else asked
         before, self._observed = self._observed, {}
         silent: list[Beat] = []
         for beat in others:
             seen = before.get(beat.turn_id)
             if seen is None or seen.beat != beat:
                 seen = _Observed(beat, now)
-            elif now >= seen.at + beat.lease_seconds / _PARTS:
+            elif asked >= seen.at + beat.lease_seconds / _PARTS:
                 seen.at = now
                 seen.still += 1
                 if seen.still >= _STILL:
@@ -94,7 +98,18 @@ class Beats:
         self._beating: asyncio.Task[None] | None = None
         self._wanted = math.inf
         self._due = 0.0
-        self._last = 0.0
+        self._last = -math.inf
+        self._silent = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the event loop is closed, and nothing is beaten any more."""
+        return self._loop.is_closed()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the event loop had not run when the last beat was due, or has not run since this one is."""
+        return self._silent if self._timer is None else max(0.0, self._loop.time() - self._due)
 
     @property
     def turns(self) -> list[Turn]:
@@ -138,15 +153,23 @@ class Beats:
 
     def _plan(self, due: float) -> None:
         """Beat at *due*, or before."""
-        self._wanted = min(self._wanted, due)
-        if self._beating is not None or (self._timer is not None and self._due <= due):
+        if self._loop.is_closed():
+            return
+        if self._beating is not None:
+            # What is wanted meanwhile may not be in it; the next one is planned at its end.
+            self._wanted = min(self._wanted, due)
             return
         if self._timer is not None:
+            if self._due <= due:
+                return
             self._timer.cancel()
-        self._due = max(self._wanted, self._last + self._distance() * _CLOSEST)
-        self._wanted = math.inf
+        self._due = max(due, self._last + self._distance() * _CLOSEST)
         # In a context of its own: the code that began a turn is not what beats.
         self._timer = self._loop.call_at(self._due, self._start, context=contextvars.Context())
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._held or self._watched or self._all)
 
     def _distance(self) -> float:
         leases = [turn.lease_seconds for turn in self._held.values()]
@@ -154,15 +177,17 @@ class Beats:
 
     def _start(self) -> None:
         self._timer = None
-        if self._held or self._watched or self._all:
+        self._silent = self._loop.time() - self._due
+        if self._is_needed:
             self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+            # A loop that is stopped just then, with turns left open in it, drops the beat: nobody need be told of it.
+            self._beating._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # as in gather()
 
     async def _beat(self) -> None:
-        silent_seconds = self._loop.time() - self._due
         try:
             store = self._store()
-            if store is not None:
-                await self._beat_once(store, silent_seconds)
+            if store is not None and self._is_needed:
+                await self._beat_once(store)
         except StoreClosedError:
             self._held.clear()
         except StoreError as error:
@@ -170,23 +195,23 @@ class Beats:
         finally:
             self._last = self._loop.time()
             self._beating = None
-            if self._held or self._watched or self._all:
-                due = self._watch.due()
-                soonest = self._last + self._distance()
-                self._plan(soonest if due is None else min(due, soonest))
+            if self._is_needed:
+                due, self._wanted = self._wanted, math.inf
+                watched = self._watch.due()
+                self._plan(min(due, self._last + self._distance(), math.inf if watched is None else watched))
 
-    async def _beat_once(self, store: BaseSessionStore, silent_seconds: float) -> None:
-        held = dict(self._held)
-        beaten = await finish(store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all)))
+    async def _beat_once(self, store: BaseSessionStore) -> None:
+        asked, held = self._loop.time(), dict(self._held)
+        beaten = await store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all))
         for turn_id, turn in held.items():
             attempt = beaten.own.get(turn_id)
             # A row that is just being started has a new fence already; whoever waits for it will see by itself.
             is_lost = attempt is None or (turn.is_open and attempt != turn.attempt)
             if is_lost and self._held.get(turn_id) is turn:
                 self.release(turn_id)
-                turn.lose(silent_seconds)
-        for beat in self._watch.look(beaten.others, self._loop.time()):
-            if await finish(store.interrupt_turn(beat)):
+                turn.lose(self._silent)
+        for beat in self._watch.look(beaten.others, self._loop.time(), asked=asked):
+            if await store.interrupt_turn(beat):
                 logger.warning(
                     "turn %d was interrupted: its holder gave no sign of life for longer than its lease of %g s",
                     beat.turn_id,

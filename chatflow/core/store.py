@@ -91,7 +91,11 @@ class BaseSessionStore(ABC):
         self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
         self.is_closing = False
         self._live = LiveSessions()
-        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Beats] = weakref.WeakKeyDictionary()
+        self._creating: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
+        # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.
+        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Beats]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._beats_lock = threading.Lock()
         self._resolver: AgentResolver | None = None
 
@@ -130,8 +134,23 @@ class BaseSessionStore(ABC):
             found = await self.load_session(key, None if live is None else live.known)
         if found is Seen.ABSENT:
             new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
-            found = await finish(self.create_session(key, new))
+            found = await self._created(key, new)
+        else:
+            # Whoever asked before has found nothing, and is still creating what others see already: it goes first.
+            earlier = self._creating.get((asyncio.get_running_loop(), key))
+            if earlier is not None:
+                await asyncio.wait([earlier])
         return self._hand_out(key, found, live, default_agent)
+
+    async def _created(self, key: Key, new: NewSession) -> Snapshot:
+        loop = asyncio.get_running_loop()
+        created = self._creating[loop, key] = loop.create_future()
+        try:
+            return await finish(self.create_session(key, new))
+        finally:
+            created.set_result(None)
+            if self._creating.get((loop, key)) is created:
+                del self._creating[loop, key]
 
     async def get(self, session_id: str) -> SessionContext | None:
         """The conversation *session_id* as the storage has it now, or None.
@@ -249,6 +268,8 @@ class BaseSessionStore(ABC):
         """
         if not isinstance(grace, int | float) or isinstance(grace, bool):
             raise TypeError(f"grace must be a number of seconds, not {grace!r}")
+        if not grace >= 0:
+            raise ValueError(f"grace must be at least 0, not {grace}")
         self.is_closing = True
         try:
             await end_turns(self, grace)
@@ -281,16 +302,19 @@ class BaseSessionStore(ABC):
         """The signs of life of this store's turns in the running event loop."""
         loop = asyncio.get_running_loop()
         with self._beats_lock:
-            beats = self._beats.get(loop)
+            known = self._beats.get(loop)
+            beats = None if known is None else known()
             if beats is None:
-                beats = self._beats[loop] = Beats(self, loop)
+                beats = Beats(self, loop)
+                self._beats[loop] = weakref.ref(beats)
         return beats
 
     @property
     def turns(self) -> list[Turn]:
         """The turns of this store that run or wait for their place, in all event loops."""
         with self._beats_lock:
-            return [turn for beats in self._beats.values() for turn in beats.turns]
+            found = [known() for known in self._beats.values()]
+        return [turn for beats in found if beats is not None for turn in beats.turns]
 
     def key_of(self, session_id: str) -> Key:
         """What names that conversation here."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,6 +104,8 @@ class Turn:
         self.lease_seconds = lease_seconds
         self.response: AgentResponse | None = None
         self.is_open = False
+        self.is_ending = False
+        """Whether its commit, or the giving back of its row, is under way."""
         self.is_dropped = False
         self.turn_id: int | None = None
         self.attempt = 0
@@ -165,10 +167,14 @@ class Turn:
             found = await self._place(wait_for_duplicate=wait_for_duplicate)
             if isinstance(found, Answered):
                 return found
+            self._refuse_closing()
         except BaseException as error:
-            if self._first is not None:
-                await self._first.let_go()
-            await self._leave(self._end_by(error), hold=self.hands_on)
+            first, self._first = self._first, None
+            try:
+                if first is not None:
+                    await first.let_go()
+            finally:
+                await self._leave(self._end_by(error), hold=self.hands_on)
             raise
         first, self._first = self._first, None
         if first is None:
@@ -188,6 +194,7 @@ class Turn:
 
     async def _place(self, *, wait_for_duplicate: bool) -> Place | Answered:
         store, session = self.session.store, self.session
+        watched: int | None = None
         with ExitStack() as watching:
             while True:
                 session.refuse_deleted()
@@ -204,8 +211,10 @@ class Turn:
                 if not wait_for_duplicate or not found.held:
                     assert self.claim is not None
                     raise MessageInProgressError(session_id=session.session_id, message_id=self.claim.message_id)
-                watching.close()
-                watching.enter_context(store.beats.watching(found.turn_id))
+                if found.turn_id != watched:
+                    watching.close()
+                    watching.enter_context(store.beats.watching(found.turn_id))
+                    watched = found.turn_id
                 await self._wait_for_end(found)
 
     def _refuse(self, found: Answered | InProgress | Dead | Cycle | Lost) -> None:
@@ -256,7 +265,7 @@ class Turn:
     def _refuse_closing(self) -> None:
         # What the turns under way need for their own end may still begin.
         store = self.session.store
-        if store.is_closing and not open_turns():
+        if store.is_closing and not any(turn.session.store is store for turn in open_turns()):
             raise StoreClosedError(store=store.name)
 
     def _hold(self, turn_id: int, attempt: int) -> None:
@@ -273,7 +282,13 @@ class Turn:
 
     def lose(self, silent_seconds: float) -> None:
         """The storage says that the row is somebody else's, or gone; the event loop had not run for so long before."""
+        if not self._is_lost:
+            self._log_loss(silent_seconds)
         self._is_lost = True
+        if not self.is_open and self.turn_id is not None:
+            self.session.store.line.wake((self.turn_id,))
+
+    def _log_loss(self, silent_seconds: float) -> None:
         logger.warning(
             "session %s: turn %s lost its place: %s",
             shorten(self.session.session_id),
@@ -282,8 +297,6 @@ class Turn:
             if silent_seconds > self.lease_seconds / 3
             else "it was taken, or the conversation deleted",
         )
-        if not self.is_open and self.turn_id is not None:
-            self.session.store.line.wake((self.turn_id,))
 
     async def _wait_for_end(self, found: InProgress) -> None:
         store = self.session.store
@@ -300,12 +313,14 @@ class Turn:
         store, session, turn_id = self.session.store, self.session, self.turn_id
         assert turn_id is not None
         self._let_go()
+        is_watched = False
         with store.line.waiting(turn_id) as waiter:
             while place is None or not place.running:
                 session.refuse_deleted()  # a deletion before this row was waited for has woken nobody
                 if place is not None:
-                    if not place.behind_own:
+                    if not place.behind_own and not is_watched:
                         store.beats.look_soon()
+                        is_watched = True
                     await waiter.wait(_LOOK_BEHIND_OWN if place.behind_own else _LOOK_BEHIND_OTHERS)
                 session.refuse_deleted()
                 self._refuse_closing()
@@ -343,21 +358,28 @@ class Turn:
         self.is_open = True
         self.task = asyncio.current_task()
         self._seen_at = time.monotonic()
-        session.turn_now = self
         _memberships.set((*open_turns(), self))
 
     def _end(self) -> None:
         # Before anything is awaited: what members do from here on belongs to a turn of their own.
         self.is_open = False
         self.task = None
-        self.session.turn_now = None
         _memberships.set(open_turns())
 
     def cancel(self) -> None:
         """Cancel the task that began the turn, from any thread."""
         task = self.task
         if task is not None:
-            task.get_loop().call_soon_threadsafe(task.cancel)
+            with suppress(RuntimeError):  # its loop has been closed in this moment, and the task goes with it
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun and not ended, in an event loop that is still there."""
+        if not self.is_open and not self.is_ending:
+            return False
+        assert self._beats is not None
+        return not self._beats.is_over
 
     async def look(self) -> None:
         """Make sure that the turn is still the running one, as far as that was not seen a moment ago.
@@ -380,6 +402,8 @@ class Turn:
     def _lost(self, lost: Lost) -> ChatflowError:
         if lost is Lost.SESSION:
             return self.session.mark_deleted()
+        assert self._beats is not None
+        self.lose(self._beats.silent_seconds)
         return SessionConflictError(
             session_id=self.session.session_id, reason="this turn was no longer the running one"
         )
@@ -416,30 +440,38 @@ class Turn:
         assert self.turn_id is not None
         session, working = self.session, self.working
         self._end()
+        self.is_ending = True
+        try:
+            return await self._commit(session, working)
+        except BaseException as error:
+            self.is_dropped = True
+            # After an error of the storage not now: whoever holds the file would be waited for a second time.
+            await self._leave(self._end_by(error), hold=self.hands_on, later=isinstance(error, StoreError))
+            raise
+        finally:
+            self.is_ending = False
+
+    async def _commit(self, session: SessionContext, working: Working) -> bool:
+        assert self.turn_id is not None
         front_stays = working.front_stays
         commit = attrs.evolve(
             working.commit(self.turn_id, self.attempt, self.claim, self.response), hands_on=self.hands_on
         )
-        try:
-            session.refuse_deleted()
-            if commit.changes_session or commit.claim is not None:
-                return await finish(self._write(commit, front_stays=front_stays))
-            session.keep_window(working.window)
-            session.settle(self._pending)
-            await self._leave(End.TOLD)
-        except BaseException as error:
-            self.is_dropped = True
-            # After an error of the storage not now: whoever holds the file would be waited for a second time.
-            await self._leave(self._end_by(error), later=isinstance(error, StoreError))
-            raise
+        session.refuse_deleted()
+        if commit.changes_session or commit.claim is not None:
+            return await finish(self._write(commit, front_stays=front_stays))
+        session.keep_window(working.window)
+        session.settle(self._pending)
+        await self._leave(End.TOLD)
         return False
 
     async def _write(self, commit: Commit, *, front_stays: bool) -> bool:
         session = self.session
         outcome = await session.store.commit_turn(commit, session.key)
         if isinstance(outcome, Lost):
+            error = self._lost(outcome)
             self._release()
-            raise self._lost(outcome)
+            raise error
         if not (outcome.answered and self.hands_on):
             self._release()
         snapshot = attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata)
@@ -454,7 +486,11 @@ class Turn:
         if self.is_open:
             self.is_dropped = True
             self._end()
-        await self._leave(self._end_by(error), hold=self.hands_on)
+        self.is_ending = True
+        try:
+            await self._leave(self._end_by(error), hold=self.hands_on)
+        finally:
+            self.is_ending = False
 
     async def let_go(self) -> None:
         """Leave the row as it is to whoever goes on with it."""
@@ -478,6 +514,12 @@ class Turn:
         # Neither a cancellation nor a fault of the storage is the work's own.
         own_fault = isinstance(error, Exception) and not isinstance(error, StoreError)
         return End.FAILED if own_fault else End.LET_GO
+
+    @property
+    def leaving(self) -> Leaving:
+        """What gives its row to whoever goes on with it."""
+        assert self.turn_id is not None
+        return Leaving(turn_id=self.turn_id, attempt=self.attempt, end=End.LET_GO, max_attempts=self._max_attempts)
 
     async def _leave(self, end: End, *, hold: bool = False, later: bool = False) -> None:
         turn_id = self.turn_id if hold else self._release()
@@ -519,24 +561,23 @@ async def end_turns(store: BaseSessionStore, grace: float) -> None:
 
     Whoever has not ended a second after that is left alone: its commit will fail.
     """
-    turns = store.turns
-    if not turns:
-        return
-    store.line.wake_all()  # those that wait for their place are refused it
     own, me = open_turns(), asyncio.current_task()
-    others = [turn for turn in turns if turn.is_open and turn not in own and turn.task is not me]
+
+    def others() -> list[Turn]:
+        return [turn for turn in store.turns if turn.is_under_way and turn not in own and turn.task is not me]
+
+    store.line.wake_all()  # those that wait for their place are refused it
     await _until_ended(others, grace)
-    late = [turn for turn in others if turn.is_open]
-    for turn in late:
+    for turn in others():
         turn.cancel()
-    await _until_ended(late, _LAST_WORDS)
+    await _until_ended(others, _LAST_WORDS)
 
 
-async def _until_ended(turns: list[Turn], seconds: float) -> None:
+async def _until_ended(others: Callable[[], list[Turn]], seconds: float) -> None:
     with anyio.move_on_after(seconds):
-        for turn in turns:
-            with turn.session.store.line.waiting(turn.turn_id or 0) as waiter:
-                while turn.is_open:
+        while turns := others():
+            with turns[0].session.store.line.waiting(turns[0].turn_id or 0) as waiter:
+                while turns[0].is_under_way:
                     await waiter.wait(_LOOK_BEHIND_OTHERS)
 
 

@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -142,7 +143,8 @@ class Worker:
             try:
                 response = work.response or await self._answer(turn)
                 if response is not None:
-                    await self._hand_on(turn, response)
+                    with self._idle():
+                        await self._hand_on(turn, response)
             finally:
                 # Whatever is still in hand here, somebody else may do.
                 await turn.let_go()
@@ -151,6 +153,16 @@ class Worker:
         finally:
             self._busy -= 1
             self._wake()
+
+    @contextmanager
+    def _idle(self) -> Generator[None]:
+        """Work that waits for a better moment, or for its answer to be heard, keeps nobody from other work."""
+        self._busy -= 1
+        self._wake()
+        try:
+            yield
+        finally:
+            self._busy += 1
 
     async def _answer(self, turn: Turn) -> AgentResponse | None:
         """Do the turn, again after a while if it fails; None if nobody is to hear of it."""
@@ -165,11 +177,12 @@ class Worker:
                     return None
                 response = await self._doing.run(turn)
             except Exception as error:  # noqa: BLE001  # whatever work raises, it is tried again or given up
-                failures += 1
+                # A storage that fails is not the work's fault: others wait behind it, and go on once it is mended.
+                failures += not isinstance(error, StoreError)
                 if turn.turn_id is None or turn.left not in {None, *WAITING}:
                     self._log_end(turn, error)
                     return None
-                seconds = delay(failures, error)
+                seconds = delay(max(failures, 1), error)
                 logger.warning(
                     "session %s: turn %s failed and is tried again in %g s: %s",
                     shorten(turn.session.session_id),
@@ -177,7 +190,8 @@ class Worker:
                     seconds,
                     repr(error),
                 )
-                await anyio.sleep(seconds)
+                with self._idle():
+                    await anyio.sleep(seconds)
             else:
                 return None if turn.turn_id is None else response
 

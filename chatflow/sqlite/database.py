@@ -17,6 +17,7 @@ import sqlite3
 import stat
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -452,6 +453,7 @@ class FileDatabase(Database):
             if self._read_connection is None:
                 self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
+            self._refuse_other_file()
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)
@@ -483,6 +485,7 @@ class FileDatabase(Database):
 
     def _run_group(self, group: list[_Write[Any]]) -> None:
         connection = self._writing_connection()
+        self._refuse_other_file()
         todo = group
         while todo:
             self._flush_at("FULL" if any(write.durable for write in todo) else "NORMAL", connection)
@@ -553,6 +556,8 @@ class FileDatabase(Database):
             if self.predecessor is not None:
                 self.predecessor.let_go.wait()
                 self.predecessor = None
+            if self._opened:
+                self._refuse_other_file()
             self._check_path()
             self._look()
             self._write_connection = self._open_prepared(busy_seconds=BUSY_SECONDS)
@@ -573,6 +578,23 @@ class FileDatabase(Database):
         if others:
             raise StoreError(
                 f"store {name!r} is open in this process as {others[0].location.name!r}; use one name for one file",
+                store=name,
+            )
+
+    def _refuse_other_file(self) -> None:
+        """What is written to a file that was deleted or replaced while it is open, nobody finds again."""
+        path, name = self.location.path, self.location.name
+        assert path is not None
+        try:
+            status = path.stat()
+            found = (status.st_dev, status.st_ino)
+        except OSError:
+            found = None
+        if found != self.file:
+            what = "gone" if found is None else "another one"
+            raise StoreError(
+                f"store {name!r}: the file at its path is {what} since it was opened, and nothing was written;"
+                " put the old one back, or close the store and open it again",
                 store=name,
             )
 
@@ -696,14 +718,35 @@ def _deliver(group: Iterable[_Write[Any]]) -> None:
             continue
 
 
+class _Undelivered(threading.local):
+    """What has come to the event loops of this thread, and has not been handed over."""
+
+    def __init__(self) -> None:
+        self.by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[_Write[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+
+_undelivered: Final = _Undelivered()
+
+
 def _settle(loop: asyncio.AbstractEventLoop, writes: deque[_Write[Any]]) -> None:
-    for _ in range(min(_DELIVERED_AT_ONCE, len(writes))):
-        write = writes.popleft()
+    """Hand over *writes* after all that came before: a group of which some are left does not let the next one by."""
+    waiting = _undelivered.by_loop.setdefault(loop, deque())
+    is_first = not waiting
+    waiting += writes
+    if is_first:
+        _settle_some(loop, waiting)
+
+
+def _settle_some(loop: asyncio.AbstractEventLoop, waiting: deque[_Write[Any]]) -> None:
+    for _ in range(min(_DELIVERED_AT_ONCE, len(waiting))):
+        write = waiting.popleft()
         if write.future.done():
             continue
         if write.error is None:
             write.future.set_result(write.result)
         else:
             write.future.set_exception(write.error)
-    if writes:
-        loop.call_soon(_settle, loop, writes)
+    if waiting:
+        loop.call_soon(_settle_some, loop, waiting)

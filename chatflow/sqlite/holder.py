@@ -6,6 +6,10 @@ import os
 import socket
 import uuid
 from pathlib import Path
+from typing import Final
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def new_holder() -> str:
@@ -16,14 +20,15 @@ def new_holder() -> str:
 def is_gone(holder: str, living: set[str]) -> bool:
     """Whether nobody acts under *holder* any more. *living* are this process's own holders.
 
-    A process on another host counts as alive: nothing here can tell.
+    A process on another host, or in another container of this one, counts as alive: nothing here can tell. So does one
+    of before the last boot. Their turns are free once their lease is over.
     """
-    host, _, rest = holder.partition("/")
+    machine, _, rest = holder.partition("/")
     pid_text, _, rest = rest.partition("/")
     started, _, _ = rest.partition("/")
     if holder in living:
         return False
-    if host != socket.gethostname() or not pid_text.isdigit():
+    if machine != _this_machine or not pid_text.isdigit():
         return False
     pid = int(pid_text)
     if pid == os.getpid():
@@ -54,12 +59,30 @@ def _started(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
+def _machine() -> str:
+    """Where a process's number means this process: the host's name, which boot, and which namespace of processes.
+
+    Containers may share a file, a host's name and a boot, and have numbers of their own each. Where there is no /proc
+    the host's name alone decides.
+    """
+    try:
+        boot = _BOOT_ID.read_text(encoding="utf-8").strip()
+    except OSError:
+        boot = ""
+    try:
+        namespace = str(_PID_NAMESPACE.readlink())
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()},{boot},{namespace}".replace("/", "_")
+
+
 def _look_at_this_process() -> None:
-    global _this_process  # noqa: PLW0603  # a child of fork() is another process
-    _this_process = f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+    global _this_machine, _this_process  # noqa: PLW0603  # a child of fork() is another process
+    _this_machine = _machine()
+    _this_process = f"{_this_machine}/{os.getpid()}/{_started(os.getpid())}"
 
 
-# At import and not with the first store: it reads a file, and a store may be made on an event loop.
-_this_process = ""
+# At import and not with the first store: it reads files, and a store may be made on an event loop.
+_this_machine = _this_process = ""
 _look_at_this_process()
 os.register_at_fork(after_in_child=_look_at_this_process)

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -39,7 +40,7 @@ from chatflow.core.records import (
 )
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
-from chatflow.exceptions import StoreClosedError
+from chatflow.exceptions import StoreClosedError, StoreError
 from chatflow.sqlite import operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
@@ -122,10 +123,16 @@ class SQLiteSessionStore(BaseSessionStore):
 
     async def close(self) -> None:
         """Close the file, if no other store of this process uses it."""
+        held = tuple(turn.leaving for turn in self.turns if turn.turn_id is not None)
         database = self._take_database()
         if database is not None:
+            at = At(database.holder, _text(self._clock()), self._expired_before())
             if release_database(database):
                 await database.close()
+            elif held:
+                # The last one to close gives everything back. Before that, others hold rows under the same name.
+                with suppress(StoreError):
+                    await database.write(partial(turns.let_go, held, at), durable=False)
             database.line.wake_all()
 
     def abandon(self) -> bool:

@@ -253,6 +253,13 @@ def leave(leaving: Leaving, at: At, connection: Connection) -> Left:
     return Left(None if left is None else left.state, following)
 
 
+def let_go(held: tuple[Leaving, ...], at: At, connection: Connection) -> None:
+    """Give back what a store that is closed still has in hand, where others of its process go on under its name."""
+    rows = at.rows(connection)
+    for leaving in held:
+        lines.leave(rows, leaving)
+
+
 def look(turn_id: int, attempt: int, key: Key, known: Snapshot | None, at: At, connection: Connection) -> Lost | None:
     """Whether the row still runs under that fence."""
     row = at.rows(connection).find(turn_id)

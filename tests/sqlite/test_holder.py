@@ -5,11 +5,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from chatflow.sqlite import holder
 from chatflow.sqlite.holder import is_gone, new_holder
+
+HERE: Final = new_holder().partition("/")[0]
+GONE: Final = 2**22 + 1
+"""A number that no process has: Linux gives out none above 2**22."""
 
 
 def test_unlike_any_other() -> None:
@@ -34,15 +39,15 @@ def test_dead_process() -> None:
 def test_living_process() -> None:
     """The holder of another process that lives is not gone."""
     started = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    assert not is_gone(f"{socket.gethostname()}/{os.getppid()}/{started}/x", set())
+    assert not is_gone(f"{HERE}/{os.getppid()}/{started}/x", set())
 
 
 def test_number_given_out_again() -> None:
     """A holder whose process number another process has today is gone."""
-    assert is_gone(f"{socket.gethostname()}/{os.getppid()}/1/x", set())
+    assert is_gone(f"{HERE}/{os.getppid()}/1/x", set())
 
 
-@pytest.mark.parametrize("name", ["another.example/1/1/x", "", "/", f"{socket.gethostname()}/x/1/x"])
+@pytest.mark.parametrize("name", ["another.example/1/1/x", "", "/", f"{HERE}/x/1/x"])
 def test_cannot_tell(name: str) -> None:
     """A process of another host counts as alive, and so does a name that is none of ours."""
     assert not is_gone(name, set())
@@ -56,7 +61,7 @@ def test_somebody_elses_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "kill", refuse)
     started = holder._started(os.getppid())
-    assert not is_gone(f"{socket.gethostname()}/{os.getppid()}/{started}/x", set())
+    assert not is_gone(f"{HERE}/{os.getppid()}/{started}/x", set())
 
 
 def test_no_such_process() -> None:
@@ -73,3 +78,32 @@ def test_name_with_spaces_and_parentheses(monkeypatch: pytest.MonkeyPatch, tmp_p
             assert holder._started(process.pid).isdigit()
         finally:
             process.kill()
+
+
+def test_machine() -> None:
+    """A holder's name tells the host, the boot and the namespace in which its process has its number."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    namespace = str(Path("/proc/self/ns/pid").readlink())
+    assert f"{socket.gethostname()},{boot},{namespace}" == HERE
+    assert is_gone(f"{HERE}/{GONE}/1/x", set())
+
+
+@pytest.mark.parametrize("part", ["boot", "namespace"])
+def test_another_container(part: str) -> None:
+    """A process of another boot, or of another namespace, of a host of the same name counts as alive."""
+    host, boot, namespace = HERE.split(",")
+    other = f"{host},{boot},pid:[1]" if part == "namespace" else f"{host},{boot[::-1]},{namespace}"
+    assert not is_gone(f"{other}/{GONE}/1/x", set())
+
+
+def test_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the system tells neither boot nor namespace the host's name alone decides."""
+    monkeypatch.setattr(holder, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(holder, "_PID_NAMESPACE", tmp_path / "missing")
+    assert holder._machine() == f"{socket.gethostname()},,"
+
+
+def test_host_with_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's name with a slash in it does not move the process's number to another place."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "a/b")
+    assert holder._machine().startswith("a_b,")

@@ -1,0 +1,1 @@
+"""Fault injection with real processes: ``python -m tests.faults``, or ``make faults``."""

@@ -1,0 +1,262 @@
+"""A disk that is full, fails, or may not be written to; then it is mended, and everything is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.faults.judge import judge, nothing_left, read
+from tests.faults.kills import PLANS, config
+from tests.faults.ledger import Ledger, Sent
+from tests.faults.processes import Crew, crew_of
+from tests.faults.sender import Sender
+from tests.faults.table import Row
+
+ROUNDS: Final = 3
+MESSAGES: Final = 10
+
+LONGEST: Final = 1.5
+"""Seconds that a fault lasts at most."""
+
+Change = Callable[[Crew], Awaitable[object]]
+
+
+async def disturbed(
+    folder: Path,
+    seed: int,
+    row: Row,
+    fault: Change,
+    mend: Change,
+    *,
+    says: str,
+    file: Path | None = None,
+    shim: Path | None = None,
+) -> Row:
+    """Send while *fault* is there, then *mend* it and send again what was refused.
+
+    *says* stands in at least one error: the user has to be told what it was.
+    """
+    choices = random.Random(seed)
+    path = file or folder / "chat.db"
+    configs = [config(folder, path=str(path), working=working) for working in (True, False)]
+    async with crew_of(configs, choices, shim) as crew:
+        sender = Sender(crew, choices)
+        async with asyncio.timeout(50):
+            await _send(sender, [Sent(f"c{number}", f"w{number}", "plain") for number in range(3)])
+            for turn in range(ROUNDS):
+                sender.may_repeat.clear()
+                sender.hit()
+                await fault(crew)
+                sents = _messages(choices, turn)
+                sending = asyncio.create_task(_send(sender, sents))
+                await _felt(sender, sents)
+                result = await mend(crew)
+                row.injected += result if isinstance(result, int) else 1
+                row.details += await _differ(crew, path)
+                sender.hit()
+                sender.may_repeat.set()
+                await sending
+        await sender.settled()
+        left = await nothing_left(path)
+        await crew.end()
+    everything = list(sender.sents.values())
+    verdict = judge(path, Ledger(folder / "ledger"), everything)
+    verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
+    errors = [error for sent in everything for error in sent.errors]
+    if row.injected and not any(says in error for error in errors):
+        verdict.broken.append(f"no error says {says!r}: {errors[:3]}")
+    row.notes.append(f"{len(errors)} deliveries were refused, such as {errors[0].replace(str(folder), '')!r}" if errors else "none was refused")
+    return row.add(verdict)
+
+
+async def _felt(sender: Sender, sents: list[Sent]) -> None:
+    """Wait until every sender was told something, or for a while: who stands behind work that fails waits with it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST):
+            while not all(sent.errors or sent.acked_at for sent in sents):
+                await sender.news()
+
+
+def _messages(choices: random.Random, turn: int) -> list[Sent]:
+    return [
+        Sent(
+            f"c{number % 3}",
+            f"m{turn}.{number}",
+            choices.choice(PLANS),
+            choices.choice(("run", "run", "accept")),
+            padding=choices.choice((10, 20_000)),
+        )
+        for number in range(MESSAGES)
+    ]
+
+
+async def _send(sender: Sender, sents: list[Sent]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for sent in sents:
+            group.create_task(sender.send(sent))
+
+
+async def _differ(crew: Crew, path: Path) -> list[str]:
+    """Where a process has in memory what the file does not hold.
+
+    A refused message may be there by now: whoever watched its row go silent has finished it.
+    """
+    found: list[str] = []
+    for number in range(3):
+        for worker in crew.workers.values():
+            seen = await worker.order("seen", session=f"c{number}")
+            stored = [name for name, _ in read(path).conversations[f"c{number}"].turns]
+            if stored[: len(seen)] != seen:
+                found.append(f"c{number} is {seen} in memory and {stored} in the file")
+    return found
+
+
+# --- a full disk ---
+
+
+async def full(folder: Path, seed: int) -> list[Row]:
+    """No room: on a small file system, where one can be mounted, and by a limit of the process."""
+    limited = folder / "limited"
+    limited.mkdir()
+    return [await _small_file_system(folder, seed), await _limit(limited, seed)]
+
+
+async def _small_file_system(folder: Path, seed: int) -> Row:
+    row = Row(fault="disk full", layer="file system (tmpfs, 16 MB)", injected=0)
+    small = folder / "small"
+    small.mkdir()
+    try:
+        _run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(small))
+    except (OSError, subprocess.CalledProcessError):
+        row.notes.append("left out: no file system can be mounted here")
+        return row
+    ballast = small / "ballast"
+
+    async def fill(_crew: Crew) -> None:
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:  # noqa: ASYNC230  # nobody waits
+            while True:
+                file.write(b"x" * 4096)
+
+    async def make_room(_crew: Crew) -> None:
+        ballast.unlink()
+
+    try:
+        return await disturbed(
+            folder, seed, row, fill, make_room, says="make room on the disk", file=small / "chat.db"
+        )
+    finally:
+        _run("umount", "--lazy", str(small))
+
+
+async def _limit(folder: Path, seed: int) -> Row:
+    async def limit(crew: Crew, room: int | None) -> None:
+        for worker in crew.workers.values():
+            await worker.order("limit", path=str(folder / "chat.db-wal"), room=room)
+
+    row = Row(fault="no file may grow (RLIMIT_FSIZE)", layer="system calls of the process", injected=0)
+    return await disturbed(
+        folder, seed, row, functools.partial(limit, room=9000), functools.partial(limit, room=None), says="StoreError"
+    )
+
+
+# --- a disk that fails ---
+
+KINDS: Final = {
+    "write": "write: I/O error",
+    "sync": "fsync: I/O error",
+    "read": "read: I/O error",
+    "full": "write: no room",
+    "short": "half a write, then no room",
+}
+
+
+async def failing(folder: Path, seed: int) -> list[Row]:
+    """Single calls of the system that fail, below SQLite."""
+    shim = folder / "failing_disk.so"
+    try:
+        _run("cc", "-O2", "-shared", "-fPIC", "-o", str(shim), str(Path(__file__).with_name("failing_disk.c")), "-ldl")
+    except (OSError, subprocess.CalledProcessError):
+        row = Row(fault="I/O errors", layer="below SQLite (LD_PRELOAD)", injected=0)
+        row.notes.append("left out: there is no C compiler here")
+        return [row]
+    rows: list[Row] = []
+    for kind, what in KINDS.items():
+        rows.append(await _failing(folder, seed, shim, kind, what))
+    return rows
+
+
+async def _failing(folder: Path, seed: int, shim: Path, kind: str, what: str) -> Row:
+    place = folder / kind
+    place.mkdir()
+    choices = random.Random(seed)
+
+    async def arm(crew: Crew) -> None:
+        for worker in crew.workers.values():
+            await worker.order("disk", call=kind, skip=choices.randrange(12), count=choices.choice((1, 1, 3)))
+
+    async def disarm(crew: Crew) -> int:
+        return sum([await worker.order("disk", call="", skip=0, count=0) for worker in crew.workers.values()])
+
+    row = Row(fault=f"disk, {what}", layer="below SQLite (LD_PRELOAD)", injected=0)
+    return await disturbed(place, seed, row, arm, disarm, says="", shim=shim)
+
+
+# --- permissions ---
+
+
+async def forbidden(folder: Path, seed: int) -> list[Row]:
+    """The file may not be written to any more, neither by those who have it open nor by one that starts now."""
+    row = Row(fault="permissions taken away", layer="file system", injected=0)
+    files = [folder / name for name in ("chat.db", "chat.db-wal")]
+    may, may_not = (["chattr", "-i"], ["chattr", "+i"]) if os.getuid() == 0 else (["chmod", "0644"], ["chmod", "0444"])
+    row.layer = f"file system ({' '.join(may_not)})"
+    (folder / "try").touch()
+    try:
+        _run(*may_not, str(folder / "try"))
+        _run(*may, str(folder / "try"))
+    except (OSError, subprocess.CalledProcessError):
+        row.notes.append(f"left out: {may_not[0]} does not work here")
+        return [row]
+
+    async def change(crew: Crew, how: list[str], *, replace: bool) -> None:
+        if replace:
+            await crew.workers.pop(0).kill()
+        for file in files:
+            if file.exists():
+                _run(*how, str(file))
+        if replace:
+            await crew.start(0)
+
+    async with _undone(files, may):
+        return [
+            await disturbed(
+                folder,
+                seed,
+                row,
+                functools.partial(change, how=may_not, replace=True),
+                functools.partial(change, how=may, replace=False),
+                says="writable",
+            )
+        ]
+
+
+@asynccontextmanager
+async def _undone(files: list[Path], may: list[str]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for file in files:
+            if file.exists():
+                _run(*may, str(file))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

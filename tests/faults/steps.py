@@ -1,0 +1,145 @@
+"""A process that kills itself at a named point, and another one that has to go on from there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.faults.judge import Verdict, judge, nothing_left, read
+from tests.faults.kills import config
+from tests.faults.ledger import Ledger, Sent
+from tests.faults.points import POINTS
+from tests.faults.processes import Crew, GoneError, Worker, crew_of
+from tests.faults.sender import Sender
+from tests.faults.table import Row
+
+LAYER: Final = "inside the process"
+SHORT_LEASE: Final = 0.3
+"""Seconds, for the process whose silence is to be noticed."""
+
+
+async def at_points(folder: Path, seed: int, points: Sequence[str] = POINTS, nth: int = 1) -> list[Row]:
+    """Kill a process at each of *points*, when it comes there for the *nth* time; a row each."""
+    rows: list[Row] = []
+    left = list(points)[::-1]
+
+    async def course(number: int) -> None:
+        place = folder / f"course-{number}"
+        place.mkdir()
+        # The second one lives through all: it has the conversations in memory, and the file changes under it.
+        async with crew_of([config(place)], random.Random(seed)) as crew:
+            while left:
+                point = left.pop()
+                if point.startswith("open"):
+                    rows.append(await _on_a_new_file(place, seed, point, nth))
+                else:
+                    rows.append(await _through(place, crew, seed, point, nth))
+            await crew.end()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(2):
+            group.create_task(course(number))
+    return sorted(rows, key=lambda row: POINTS.index(row.fault.removeprefix("SIGKILL at ")))
+
+
+async def _on_a_new_file(place: Path, seed: int, point: str, nth: int) -> Row:
+    new = place / f"new {point}".replace(":", "")
+    new.mkdir()
+    # Not before the first one: the file is to be new.
+    crew = Crew([config(new)], random.Random(seed))
+    try:
+        return await _through(new, crew, seed, point, nth)
+    finally:
+        for worker in crew.workers.values():
+            await worker.kill()
+
+
+async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> Row:
+    """Let one process come to the point, and the other one finish what it leaves."""
+    sender = Sender(crew, random.Random(seed))
+    name = f"{point} {nth} {seed}".replace(": ", "-").replace(" ", "-")
+    session, gone = f"c-{name}", f"d-{name}"
+    sents = _messages(name, session)
+    second = crew.workers.pop(0, None)
+    async with asyncio.timeout(40):
+        if point.startswith(("interrupt", "release")):
+            sents.insert(0, Sent(session, f"v-{name}", "hang"))
+            await _leave_a_turn(place, sents[0], elsewhere=point.startswith("interrupt"))
+        first = await Worker.start(config(place, working=True, point=point, nth=nth), crew.hear)
+        crew.workers[0] = first
+        async with asyncio.TaskGroup() as group:
+            sending = [group.create_task(sender.send(sent)) for sent in sents]
+            sending.append(group.create_task(_delete(crew, sender, Sent(gone, f"e-{name}", "plain"))))
+            ended = group.create_task(first.ended())
+            everything = asyncio.gather(*sending)
+            await asyncio.wait([everything, ended], return_when=asyncio.FIRST_COMPLETED)
+            status = await first.end()
+            crew.workers.pop(0)
+            if second is None:
+                await crew.start(0)
+            else:
+                crew.workers[0] = second
+                crew.wake()
+            await crew.workers[0].order("work")
+            await everything
+        left = await nothing_left(place / "chat.db")
+        await crew.workers[0].order("rest")
+    row = Row(fault=f"SIGKILL at {point}", layer=LAYER, injected=int(status == -signal.SIGKILL))
+    return row.add(_judged(place, sender, sents, gone, status, left))
+
+
+def _messages(name: str, session: str) -> list[Sent]:
+    return [
+        Sent(session, f"a1-{name}", "plain idempotent", "accept"),
+        Sent(session, f"r1-{name}", "plain,idempotent plain"),
+        Sent(session, f"r2-{name}", "idempotent", fails=True),
+        Sent(session, f"a2-{name}", "plain", "accept", fails=False),
+        Sent(session, f"r3-{name}"),
+    ]
+
+
+async def _leave_a_turn(place: Path, sent: Sent, *, elsewhere: bool) -> None:
+    """Have a third process die in the middle of a turn."""
+    third = await Worker.start(
+        config(place, lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None)
+    )
+    order = asyncio.create_task(
+        third.order("run", session=sent.session, text=sent.text, message=sent.message, hangs=True)
+    )
+    await third.hanging.wait()
+    await third.kill()
+    await asyncio.wait([order])
+    order.exception()
+
+
+async def _delete(crew: Crew, sender: Sender, sent: Sent) -> None:
+    """Have a conversation with a turn in it, and delete it."""
+    await sender.send(sent)
+    while True:
+        try:
+            await (await crew.any("Support")).order("delete", session=sent.session)
+        except GoneError:
+            continue
+        return
+
+
+def _judged(place: Path, sender: Sender, sents: list[Sent], gone: str, status: int, left: list[str]) -> Verdict:
+    path = place / "chat.db"
+    verdict = judge(path, Ledger(place / "ledger"), sents)
+    file = read(path)
+    verdict.broken += [*sender.unexpected, *left]
+    if gone in file.conversations:
+        verdict.broken.append("the conversation that was deleted is there again")
+    if status not in {0, -signal.SIGKILL}:
+        verdict.broken.append(f"the process ended with status {status}; see workers.log")
+    return verdict
+
+
+def never_hit(rows: Sequence[Row]) -> list[str]:
+    """The points at which no process has ever been killed."""
+    hit = {row.fault.removeprefix("SIGKILL at ") for row in rows if row.injected}
+    return [point for point in POINTS if point not in hit]

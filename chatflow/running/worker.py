@@ -39,7 +39,8 @@ _LONGEST_DELAY: Final = 300.0
 def delay(failures: int, error: BaseException) -> float:
     """Seconds to wait after so many failures: 1, 4, 16, 64, ..., or for as long as a provider asks."""
     asked = error.retry_after if isinstance(error, EngineError) and error.retry_after is not None else 0.0
-    return min(max(4.0 ** (failures - 1), asked), _LONGEST_DELAY)
+    # Bounded before it is raised: on_response may fail for ever.
+    return min(max(4.0 ** min(failures - 1, 8), asked), _LONGEST_DELAY)
 
 
 @attrs.frozen(kw_only=True)

@@ -22,8 +22,8 @@ import anyio
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import Message, Role, ToolCall
-from chatflow.core.session import SessionContext
 from chatflow.core.tools import tool
+from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ChatflowError, StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite import upgrade
@@ -171,6 +171,51 @@ async def no_room(path: str) -> None:
     tell(said)
 
 
+async def no_room_for_a_turn(path: str) -> None:
+    """Answer a message that the disk has no room for, and tell what came of it then, and once there is room."""
+    runner_said = "y" * 1_000_000
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(SUPPORT, store, ScriptedEngine([runner_said, "small", runner_said]))
+        session = await store.get_or_create("s", SUPPORT)
+        size = Path(f"{path}-wal").stat().st_size
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 200_000, most))
+        said: list[object] = []
+        try:
+            await runner.run_async("s", "big", message_id="m")
+        except StoreError as error:
+            said.append(str(error))
+        said.append(len(session.history))
+        said.append((await runner.run_async("s", "hello")).content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        said.append(len((await runner.run_async("s", "big", message_id="m")).content))
+        said.append([message.text[:5] for message in session.history])
+        said.append(len(await store.pending_turns()))
+    tell(said)
+
+
+async def in_read_only_folder(folder: str) -> None:
+    """Use a store in a folder that may not be written to, as a user for whom that counts; then again when it may."""
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+    path = Path(folder) / "chat.db"
+    async with SQLiteSessionStore(path) as store:
+        await say(await store.get_or_create("s", SUPPORT), "before")
+    Path(folder).chmod(0o555)
+    said: list[object] = []
+    async with SQLiteSessionStore(path) as store:
+        try:
+            await store.get_or_create("s", SUPPORT)
+        except StoreError as error:
+            said.append(str(error))
+        Path(folder).chmod(0o755)
+        session = await store.get_or_create("s", SUPPORT)
+        await say(session, "after")
+        said.append([message.text for message in session.history])
+    tell(said)
+
+
 async def upgrade_halfway(path: str, step: str) -> None:
     """Open a file of chatflow-agent, and stop before a step of its upgrade."""
 
@@ -293,6 +338,8 @@ PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
         talk,
         lock,
         no_room,
+        no_room_for_a_turn,
+        in_read_only_folder,
         upgrade_halfway,
         chatflow_agent,
         lease,

@@ -460,10 +460,11 @@ class FileDatabase(Database):
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
+            # Before it is opened too, which would make an empty file.
+            self._refuse_other_file()
             if self._read_connection is None:
                 self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
-            self._refuse_other_file()
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)

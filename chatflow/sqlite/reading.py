@@ -51,6 +51,11 @@ def original(value: str) -> bytes:
     return value.encode("utf-8", "surrogateescape")
 
 
+def as_stood(value: object) -> object:
+    """*value* as it stands in the file: bytes, where it was read as text and is none."""
+    return original(value) if isinstance(value, str) and shown(value) != value else value
+
+
 def values(session_id: str, row: str, value: object) -> FrozenDict:
     """A state or metadata column."""
     return _parsed(session_id, row, value, values_from_json)

@@ -9,7 +9,7 @@ import datetime as dt
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Final, LiteralString, TypeGuard, cast
+from typing import Any, Final, LiteralString, cast
 
 import attrs
 import orjson
@@ -145,7 +145,7 @@ class _Upgrade:
         """Move all conversations, those changed last at the end."""
         for rowid, *columns in self._connection.execute(_OLD_SESSIONS):
             session_id, agent_name, *rest = columns
-            if _is_text(session_id) and _is_text(agent_name):
+            if reading.is_text(session_id) and reading.is_text(agent_name):
                 self._move_session(rowid, session_id, agent_name, *rest)
             else:
                 self._set_session_aside(rowid, columns)
@@ -213,7 +213,7 @@ class _Upgrade:
         """Move all message ids."""
         for rowid, message_id, processed_at in self._connection.execute(_OLD_IDS):
             moment = _moment(processed_at)
-            if _is_text(message_id) and moment is not None:
+            if reading.is_text(message_id) and moment is not None:
                 self.moved.ids += 1
                 self._connection.execute(_ADD_ID, {"message_id": message_id, "processed_at": moment})
             else:
@@ -272,14 +272,9 @@ def _fields(data: object) -> dict[str, object] | None:
 # --- values of columns, which may hold anything -------------------------------------------------------------------
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it is text in valid UTF-8."""
-    return isinstance(value, str) and reading.shown(value) == value
-
-
 def _json(text: object) -> Any:
     """*text* read. Not by orjson, which makes floats of large integers."""
-    if not _is_text(text):
+    if not reading.is_text(text):
         raise SessionFormatError(path="", reason="it is no text")
     return json.loads(text)
 

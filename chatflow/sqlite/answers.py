@@ -12,7 +12,8 @@ from chatflow.core.repairs import Repair
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import CorruptSessionError, shorten
 from chatflow.sqlite import reading
-from chatflow.sqlite.notes import Notes, SetAside
+from chatflow.sqlite.aside import SetAside
+from chatflow.sqlite.notes import Notes
 
 LOOK_AT_ANSWER: Final[LiteralString] = """
     SELECT owner, session_id, message_id, processed_at, digest, response_json FROM chatflow_processed_messages

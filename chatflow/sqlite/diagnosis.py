@@ -16,8 +16,9 @@ from chatflow.core.repairs import Repair
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import reading, statements
+from chatflow.sqlite.aside import SetAside
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.notes import Notes, SetAside
+from chatflow.sqlite.notes import Notes
 from chatflow.sqlite.operations import fresh_position
 from chatflow.sqlite.sorting import history_of
 

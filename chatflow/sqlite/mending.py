@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, LiteralString
@@ -13,10 +12,10 @@ from chatflow.core.repairs import Action, Fault, Part, Repair
 from chatflow.exceptions import StoreError
 from chatflow.sqlite import statements
 from chatflow.sqlite.answers import LOOK_AT_ANSWER, AnswerKey, diagnose_answer, named
+from chatflow.sqlite.aside import put_aside
 from chatflow.sqlite.database import Connection, Database
 from chatflow.sqlite.diagnosis import Diagnosis, diagnose
 from chatflow.sqlite.examination import Progress, is_of_index, look_at_answers, look_at_conversations, look_at_file
-from chatflow.sqlite.notes import SetAside
 
 SESSION_NOW: Final[LiteralString] = """
     SELECT version, EXISTS (
@@ -66,12 +65,6 @@ INSERT_MESSAGE: Final[LiteralString] = """
     INSERT INTO chatflow_messages (session_key, place, message_json) VALUES (:session_key, :place, :message_json)
 """
 """One message, as its text stood in the file."""
-
-SET_ASIDE: Final[LiteralString] = """
-    INSERT INTO chatflow_set_aside (owner, session_id, source, content, reason, set_aside_at)
-    VALUES (:owner, :session_id, :source, :content, :reason, :now)
-"""
-"""What is taken out."""
 
 _REINDEX: Final[tuple[LiteralString, ...]] = (
     "REINDEX chatflow_sessions",
@@ -141,7 +134,7 @@ def mend(diagnosis: Diagnosis, now: str, connection: Connection) -> tuple[Repair
             return ()
     if is_running:
         return tuple(attrs.evolve(repair, action="left alone") for repair in diagnosis.repairs)
-    _put_aside(diagnosis.set_aside, now, connection)
+    put_aside(diagnosis.set_aside, now, connection)
     if version is None:
         connection.execute(DELETE_TURNS, session_key)
     else:
@@ -165,10 +158,6 @@ def _values(columns: tuple[str, ...], changed: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _put_aside(taken: Iterable[SetAside], now: str, connection: Connection) -> None:
-    connection.executemany(SET_ASIDE, [{**attrs.asdict(each, recurse=False), "now": now} for each in taken])
-
-
 def mend_answer(key: AnswerKey, now: str, connection: Connection) -> tuple[Repair, ...]:
     """Mend what is kept of one message id, as it is now."""
     names = named(key)
@@ -176,7 +165,7 @@ def mend_answer(key: AnswerKey, now: str, connection: Connection) -> tuple[Repai
     if row is None:
         return ()
     diagnosis = diagnose_answer(row)
-    _put_aside(diagnosis.set_aside, now, connection)
+    put_aside(diagnosis.set_aside, now, connection)
     if diagnosis.columns is None:
         connection.execute(DELETE_ANSWER, names)
     elif diagnosis.columns:

@@ -8,20 +8,9 @@ import attrs
 
 from chatflow.core.records import Key
 from chatflow.core.repairs import Action, Fault, FaultKind, Repair
-from chatflow.sqlite import reading
+from chatflow.sqlite.aside import SetAside
 
 ADVICE: Final = "restore a backup, or salvage the file with SQLite's .recover"
-
-
-@attrs.frozen(kw_only=True)
-class SetAside:
-    """What is taken out, and from where."""
-
-    owner: str
-    session_id: str
-    source: str
-    content: Any
-    reason: str
 
 
 @attrs.define
@@ -43,12 +32,10 @@ class Notes:
     def take(self, kind: FaultKind, row: str, reason: str, content: Any, action: Action = "set aside") -> None:
         """Note a fault for which *content*, which stands in *row*, is set aside."""
         self.note(kind, row, reason, action)
-        if isinstance(content, str) and reading.shown(content) != content:
-            content = reading.original(content)
         self.set_aside.append(
             SetAside(
                 owner=self.later.owner,
-                session_id=self.later.session_id,
+                session_id=self.later.session_id or None,
                 source=row,
                 content=content,
                 reason=reason,

@@ -98,6 +98,13 @@ HOLDER_BEFORE: Final[LiteralString] = """
 """
 """Whose row stands directly before a place."""
 
+KEY_OF_TURN: Final[LiteralString] = """
+    SELECT session.owner, session.session_id
+    FROM chatflow_turns AS turn JOIN chatflow_sessions AS session USING (session_key)
+    WHERE turn.turn_id = :turn_id
+"""
+"""Whose a row is."""
+
 READ_WORK: Final[LiteralString] = """
     SELECT
         turn.turn_id, session.owner, session.session_id, turn.message_id, turn.work_json, turn.agent_name, turn.state,
@@ -234,7 +241,7 @@ WRITE_JOURNAL: Final[LiteralString] = """
 """A line of a journal; none where the fence has changed."""
 
 READ_JOURNAL: Final[LiteralString] = """
-    SELECT entry_json FROM chatflow_journal WHERE turn_id = :turn_id ORDER BY step
+    SELECT step, entry_json FROM chatflow_journal WHERE turn_id = :turn_id ORDER BY step
 """
 """A journal, in order."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from chatflow.sqlite import (
     answers,
+    aside,
     contents,
     database,
     diagnosis,
@@ -58,7 +59,7 @@ def all_statements() -> dict[str, str]:
         name: value
         for module in (
             *(statements, turn_statements, rows, database, schema, contents, upgrade),
-            *(answers, diagnosis, examination, mending),
+            *(answers, aside, diagnosis, examination, mending),
         )
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)

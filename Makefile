@@ -1,6 +1,6 @@
 # Every target sets up what it needs, in a virtual environment of its own (.venv), the first time it is asked for.
 #
-#   make demo                    a webhook bot whose conversations survive a restart (MODEL=gpt-4o make demo asks a model)
+#   make demo                    a webhook bot, restarted, and killed in the middle of a turn (MODEL=gpt-4o asks a model)
 #   make test                    the tests, with coverage (ARGS="-k pruning --no-cov" goes on to pytest)
 #   make slow                    the tests that take minutes
 #   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table

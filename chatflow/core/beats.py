@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from chatflow.core.finish import finish
 from chatflow.core.records import Beat
 from chatflow.exceptions import StoreClosedError, StoreError
 
@@ -154,6 +153,8 @@ class Beats:
 
     def _plan(self, due: float) -> None:
         """Beat at *due*, or before."""
+        if self._loop.is_closed():
+            return
         if self._beating is not None:
             # What is wanted meanwhile may not be in it; the next one is planned at its end.
             self._wanted = min(self._wanted, due)
@@ -166,6 +167,10 @@ class Beats:
         # In a context of its own: the code that began a turn is not what beats.
         self._timer = self._loop.call_at(self._due, self._start, context=contextvars.Context())
 
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._held or self._watched or self._all)
+
     def _distance(self) -> float:
         leases = [turn.lease_seconds for turn in self._held.values()]
         return min((*leases, *self._all), default=DEFAULT_LEASE_SECONDS) / _PARTS
@@ -173,13 +178,15 @@ class Beats:
     def _start(self) -> None:
         self._timer = None
         self._silent = self._loop.time() - self._due
-        if self._held or self._watched or self._all:
+        if self._is_needed:
             self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+            # A loop that is stopped just then, with turns left open in it, drops the beat: nobody need be told of it.
+            self._beating._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # as in gather()
 
     async def _beat(self) -> None:
         try:
             store = self._store()
-            if store is not None:
+            if store is not None and self._is_needed:
                 await self._beat_once(store)
         except StoreClosedError:
             self._held.clear()
@@ -188,14 +195,14 @@ class Beats:
         finally:
             self._last = self._loop.time()
             self._beating = None
-            if self._held or self._watched or self._all:
+            if self._is_needed:
                 due, self._wanted = self._wanted, math.inf
                 watched = self._watch.due()
                 self._plan(min(due, self._last + self._distance(), math.inf if watched is None else watched))
 
     async def _beat_once(self, store: BaseSessionStore) -> None:
         asked, held = self._loop.time(), dict(self._held)
-        beaten = await finish(store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all)))
+        beaten = await store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all))
         for turn_id, turn in held.items():
             attempt = beaten.own.get(turn_id)
             # A row that is just being started has a new fence already; whoever waits for it will see by itself.
@@ -204,7 +211,7 @@ class Beats:
                 self.release(turn_id)
                 turn.lose(self._silent)
         for beat in self._watch.look(beaten.others, self._loop.time(), asked=asked):
-            if await finish(store.interrupt_turn(beat)):
+            if await store.interrupt_turn(beat):
                 logger.warning(
                     "turn %d was interrupted: its holder gave no sign of life for longer than its lease of %g s",
                     beat.turn_id,

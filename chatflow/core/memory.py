@@ -44,6 +44,7 @@ from chatflow.core.records import (
     Work,
     system_place,
 )
+from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.rows import WAITING, Row, State, taken
 from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
@@ -491,6 +492,14 @@ class SessionStore(BaseSessionStore):
             if session is not None:
                 session.answered.discard(message_id)
         return len(expired)
+
+    async def examine(self, after: object | None) -> Part[Fault]:
+        """Nothing: what is kept are frozen objects, which only the rules have made, and nobody can damage."""
+        return await self._operation(Part[Fault], (), None)
+
+    async def mend(self, after: object | None) -> Part[Repair]:
+        """Nothing, as there is nothing to find."""
+        return await self._operation(Part[Repair], (), None)
 
     async def close(self) -> None:
         """Drop everything."""

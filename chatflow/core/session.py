@@ -76,7 +76,6 @@ class SessionContext:
         "new",
         "pending",
         "store",
-        "turn_now",
     )
     committed: Snapshot
     new: NewSession | None
@@ -122,7 +121,6 @@ class SessionContext:
         self.key = key
         self.new = None
         self.deleted = False
-        self.turn_now: Turn | None = None
         self.pending: dict[Kind, dict[str, Change]] = {"metadata": {}, "state": {}}
         self._fallback = fallback
         self._agents: dict[str, Agent] = {}
@@ -321,8 +319,8 @@ class SessionContext:
     @property
     def member_turn(self) -> Turn | None:
         """The open turn of this conversation that the running code belongs to."""
-        turn = self.turn_now
-        return turn if turn is not None and turn in open_turns() else None
+        # Not the one that runs now: a turn that was overtaken keeps its members until it ends.
+        return next((turn for turn in open_turns() if turn.session is self), None)
 
     @property
     def _working(self) -> Working | None:
@@ -388,8 +386,10 @@ class SessionContext:
         if before.session_key == snapshot.session_key and snapshot.version <= before.version:
             return
         if front_stays is None:
+            both_empty = not before.history.body_length and not snapshot.history.body_length
             front_stays = not before.session_key or (
-                snapshot.start == before.start and snapshot.history.system_count == before.history.system_count
+                (both_empty or snapshot.start == before.start)
+                and snapshot.history.system_count == before.history.system_count
             )
         self._reshaped = self._reshaped or not front_stays
         self.new = None

@@ -358,14 +358,12 @@ class Turn:
         self.is_open = True
         self.task = asyncio.current_task()
         self._seen_at = time.monotonic()
-        session.turn_now = self
         _memberships.set((*open_turns(), self))
 
     def _end(self) -> None:
         # Before anything is awaited: what members do from here on belongs to a turn of their own.
         self.is_open = False
         self.task = None
-        self.session.turn_now = None
         _memberships.set(open_turns())
 
     def cancel(self) -> None:

@@ -80,6 +80,10 @@ FILE_PRAGMAS: Final = (
     ("wal_autocheckpoint", "1000", "measured: the lowest p99 of a commit"),
 )
 
+_ANY_TEXT: Final = partial(str, encoding="utf-8", errors="surrogateescape")
+"""How text is read: bytes that are no UTF-8 come as lone surrogates, for whoever reads the row to refuse by its name.
+By itself the module would fail the whole statement, and all other rows with it."""
+
 _living: dict[str, Database] = {}
 _closing: dict[str, Database] = {}
 """Those that have not yet let go of their place; the next one there waits for it."""
@@ -167,6 +171,7 @@ class Database(ABC):
             isolation_level=None,
             check_same_thread=False,
         )
+        connection.text_factory = _ANY_TEXT
         for name, value, _ in CONNECTION_PRAGMAS:
             connection.execute(f"PRAGMA {name}={value}")
         return connection
@@ -241,6 +246,11 @@ def living_holders() -> set[str]:
 def is_busy(error: BaseException) -> bool:
     """Whether somebody else holds the database right now."""
     return isinstance(error, sqlite3.Error) and _primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether a part of the file that the statement needed can't be read."""
+    return isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_CORRUPT
 
 
 def _primary_code(error: sqlite3.Error) -> int:
@@ -450,10 +460,11 @@ class FileDatabase(Database):
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
+            # Before it is opened too, which would make an empty file.
+            self._refuse_other_file()
             if self._read_connection is None:
                 self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
-            self._refuse_other_file()
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)

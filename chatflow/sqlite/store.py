@@ -38,13 +38,16 @@ from chatflow.core.records import (
     Ticket,
     Work,
 )
+from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.exceptions import StoreClosedError, StoreError
 from chatflow.sqlite import operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
+from chatflow.sqlite.examination import Progress, examine_next
 from chatflow.sqlite.location import locate
+from chatflow.sqlite.mending import mend_next
 from chatflow.sqlite.schema import LIFECYCLE
 from chatflow.sqlite.turns import At
 
@@ -272,3 +275,15 @@ class SQLiteSessionStore(BaseSessionStore):
     async def purge_processed(self, limit: int) -> int:
         """Delete a slice."""
         return await self._write(operations.purge, limit, self._expired_before(), durable=False)
+
+    # --- damage ---
+
+    async def examine(self, after: object | None) -> Part[Fault]:
+        """Read a slice on the reading thread."""
+        assert after is None or isinstance(after, Progress)
+        return await examine_next(self._in_use(), after)
+
+    async def mend(self, after: object | None) -> Part[Repair]:
+        """Read a slice, and write what it needs, an operation for each conversation."""
+        assert after is None or isinstance(after, Progress)
+        return await mend_next(self._in_use(), after, _text(self._clock()))

@@ -48,7 +48,7 @@ async def leave(store: BaseSessionStore, place: Place, end: End = End.TOLD, **de
 
 async def take_away(session: SessionContext) -> None:
     """Remove the row of the turn that is open, as if it had been taken and finished by somebody else."""
-    turn = session.turn_now
+    turn = session.member_turn
     assert turn is not None
     assert turn.turn_id is not None
     leaving = Leaving(turn_id=turn.turn_id, attempt=turn.attempt, end=End.TOLD)

@@ -45,9 +45,9 @@ async def test_turns_of_threads(open_store: OpenStore) -> None:
         for number in range(TURNS):
             async with session.turn():
                 assert inside.acquire(blocking=False), "two turns at once"
-                assert session.turn_now is not None
-                assert session.turn_now.turn_id is not None
-                ran.append((session.turn_now.turn_id, thread, number))
+                assert session.member_turn is not None
+                assert session.member_turn.turn_id is not None
+                ran.append((session.member_turn.turn_id, thread, number))
                 await session.add_message(user(f"{thread}/{number}"))
                 inside.release()
 
@@ -72,9 +72,9 @@ async def test_turn_ids_tell_the_order(store: BaseSessionStore) -> None:
         session = await store.get_or_create("s", SUPPORT)
         with lock:
             async with session.turn():
-                assert session.turn_now is not None
-                assert session.turn_now.turn_id is not None
-                ids.append(session.turn_now.turn_id)
+                assert session.member_turn is not None
+                assert session.member_turn.turn_id is not None
+                ids.append(session.member_turn.turn_id)
 
     await in_threads(turn)
     assert ids == sorted(set(ids))
@@ -112,10 +112,10 @@ async def test_many_turns_queued_by_threads(open_store: OpenStore) -> None:
 
     async def turn(session: SessionContext) -> None:
         async with session.turn():
-            assert session.turn_now is not None
-            assert session.turn_now.turn_id is not None
-            ran.append(session.turn_now.turn_id)
-            await session.add_message(user(str(session.turn_now.turn_id)))
+            assert session.member_turn is not None
+            assert session.member_turn.turn_id is not None
+            ran.append(session.member_turn.turn_id)
+            await session.add_message(user(str(session.member_turn.turn_id)))
 
     async def turns(thread: int) -> None:
         session = await store.get_or_create("s", SUPPORT)

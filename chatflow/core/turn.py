@@ -566,7 +566,8 @@ async def end_turns(store: BaseSessionStore, grace: float) -> None:
     def others() -> list[Turn]:
         return [turn for turn in store.turns if turn.is_under_way and turn not in own and turn.task is not me]
 
-    store.line.wake_all()  # those that wait for their place are refused it
+    if store.turns:
+        store.line.wake_all()  # those that wait for their place are refused it
     await _until_ended(others, grace)
     for turn in others():
         turn.cancel()

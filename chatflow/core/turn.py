@@ -330,6 +330,8 @@ class Turn:
                     self._release()
                     if found is Lost.TURN:
                         return None
+                    # It may have been given up just now: whoever stands behind it would not hear of that.
+                    store.line.wake_all()
                     self._refuse(found)
                     raise AssertionError(found)
                 place = found

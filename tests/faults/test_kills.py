@@ -57,3 +57,9 @@ async def test_deletes(tmp_path: Path) -> None:
 async def test_poison(tmp_path: Path) -> None:
     """A message that kills its process is given up, and the conversation goes on."""
     check(await crowds.poisoned(tmp_path, SEED))
+
+
+async def test_stops_at_points(tmp_path: Path) -> None:
+    """A process that goes on while another one does its turn runs nothing twice, and commits nothing."""
+    points = ("start: after", "journal: committed", "plain tool: before", "plain tool: after", "commit: before")
+    check(await steps.stops_at_points(tmp_path, SEED, points))

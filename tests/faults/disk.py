@@ -73,7 +73,11 @@ async def disturbed(
     errors = [error for sent in everything for error in sent.errors]
     if row.injected and not any(says in error for error in errors):
         verdict.broken.append(f"no error says {says!r}: {errors[:3]}")
-    row.notes.append(f"{len(errors)} deliveries were refused, such as {errors[0].replace(str(folder), '')!r}" if errors else "none was refused")
+    row.notes.append(
+        f"{len(errors)} deliveries were refused, such as {errors[0].replace(str(folder), '')!r}"
+        if errors
+        else "none was refused"
+    )
     return row.add(verdict)
 
 
@@ -149,9 +153,7 @@ async def _small_file_system(folder: Path, seed: int) -> Row:
         ballast.unlink()
 
     try:
-        return await disturbed(
-            folder, seed, row, fill, make_room, says="make room on the disk", file=small / "chat.db"
-        )
+        return await disturbed(folder, seed, row, fill, make_room, says="make room on the disk", file=small / "chat.db")
     finally:
         _run("umount", "--lazy", str(small))
 

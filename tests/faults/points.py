@@ -43,7 +43,11 @@ POINTS: Final = (
     *(f"{step}: {phase}" for step in _STEPS for phase in _PHASES),
     *(f"open: {phase}" for phase in ("before", "done", "after")),
     *(f"release: {phase}" for phase in ("begun", "done")),
-    *(f"{what}: {phase}" for what in ("model", "plain tool", "idempotent tool", "on_response") for phase in ("before", "after")),
+    *(
+        f"{what}: {phase}"
+        for what in ("model", "plain tool", "idempotent tool", "on_response")
+        for phase in ("before", "after")
+    ),
 )
 """All there are. ``release`` frees what a process that is gone had in hand; ``open`` makes the tables of a new file."""
 

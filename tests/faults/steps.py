@@ -104,9 +104,7 @@ def _messages(name: str, session: str) -> list[Sent]:
 
 async def _leave_a_turn(place: Path, sent: Sent, *, elsewhere: bool) -> None:
     """Have a third process die in the middle of a turn."""
-    third = await Worker.start(
-        config(place, lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None)
-    )
+    third = await Worker.start(config(place, lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None))
     order = asyncio.create_task(
         third.order("run", session=sent.session, text=sent.text, message=sent.message, hangs=True)
     )

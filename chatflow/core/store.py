@@ -539,10 +539,11 @@ class BaseSessionStore(ABC):
         """Make of the row what `rows.interrupted` says, if its beat is still the same; True if so."""
 
     @abstractmethod
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Take up to *limit* rows that nobody has in hand: answered ones, then the first of each line that is work.
 
-        Only those of that application, and of a line only what no other row stands before, passed ones excepted.
+        Only those of that application, and of a line only what no other row stands before, passed ones excepted. From
+        now on each may be silent for *lease_seconds*, whatever was true for who had it before.
         """
 
     @abstractmethod

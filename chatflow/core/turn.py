@@ -219,7 +219,7 @@ class Turn:
 
     def _refuse(self, found: Answered | InProgress | Dead | Cycle | Lost) -> None:
         """Raise the error that *found* means, if it means one."""
-        session = self.session
+        store, session = self.session.store, self.session
         if isinstance(found, Lost):
             raise self._lost(found)
         if isinstance(found, Cycle):
@@ -232,6 +232,7 @@ class Turn:
         if found.digest is not None and found.digest != claim.digest:
             raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
         if isinstance(found, Dead):
+            store.line.wake_all()  # it may just have given up its place in the line
             raise MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
 
     async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
@@ -277,7 +278,7 @@ class Turn:
     def _release(self) -> int | None:
         turn_id, self.turn_id = self.turn_id, None
         if turn_id is not None and self._beats is not None:
-            self._beats.release(turn_id)
+            self._beats.release(turn_id, self)
         return turn_id
 
     def lose(self, silent_seconds: float) -> None:
@@ -285,8 +286,8 @@ class Turn:
         if not self._is_lost:
             self._log_loss(silent_seconds)
         self._is_lost = True
-        if not self.is_open and self.turn_id is not None:
-            self.session.store.line.wake((self.turn_id,))
+        # Whoever waits for it, or behind it, waits for somebody else now, who wakes nobody here.
+        self.session.store.line.wake_all()
 
     def _log_loss(self, silent_seconds: float) -> None:
         logger.warning(
@@ -330,8 +331,6 @@ class Turn:
                     self._release()
                     if found is Lost.TURN:
                         return None
-                    # It may have been given up just now: whoever stands behind it would not hear of that.
-                    store.line.wake_all()
                     self._refuse(found)
                     raise AssertionError(found)
                 place = found
@@ -490,7 +489,8 @@ class Turn:
             self._end()
         self.is_ending = True
         try:
-            await self._leave(self._end_by(error), hold=self.hands_on)
+            # Work done for somebody else stays in hand until it is tried again: the next one would do that at once.
+            await self._leave(self._end_by(error), hold=self.hands_on or self.work is not None)
         finally:
             self.is_ending = False
 

@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
 from chatflow.core.beats import Beats
+from chatflow.core.ending import end_turns
 from chatflow.core.finish import finish
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
@@ -48,7 +49,7 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import SessionContext
-from chatflow.core.turn import Turn, end_turns
+from chatflow.core.turn import Turn
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
 

@@ -467,7 +467,7 @@ class StoreMachine(RuleBasedStateMachine):
             with anyio.fail_after(20):
                 async with self.runner.working(on_response):
                     while len(told) < owed or any(turn.state != "told" for turn in await self.store.pending_turns()):
-                        await asyncio.sleep(0)
+                        await anyio.lowlevel.checkpoint()
 
         owed = 0
         for session_id, conversation in self.conversations.items():
@@ -475,7 +475,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.answered(session_id, message_id)
             owed += len(conversation.owed)
         self.run(work())
-        assert sorted(told) == sorted(  # type: ignore[type-var]  # none of them is None
+        assert sorted(told) == sorted(
             (session_id, message_id)
             for session_id, conversation in self.conversations.items()
             for message_id in conversation.owed

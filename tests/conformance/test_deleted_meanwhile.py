@@ -140,12 +140,13 @@ async def test_used_anew_inside_the_turn(store: BaseSessionStore, delete: Deleti
             new = await outside(store.get_or_create("s", SUPPORT, {"new": 1}))
             await outside(new.add_message(user("new")))
             seen_long_ago(session)
-            for method in (
+            methods: tuple[Callable[[], Awaitable[None]], ...] = (
                 lambda: session.rollback_to(token),
                 lambda: session.add_message(user("old")),
                 session.clear_history,
                 session.save,
-            ):
+            )
+            for method in methods:
                 with pytest.raises(SessionDeletedError):
                     await method()
     there = await stored(store, "s")

@@ -476,7 +476,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.answered(session_id, message_id)
             owed += len(conversation.owed)
         self.run(work())
-        assert sorted(told) == sorted(  # type: ignore[type-var]  # none of them is None
+        assert sorted(told) == sorted(
             (session_id, message_id)
             for session_id, conversation in self.conversations.items()
             for message_id in conversation.owed

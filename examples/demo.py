@@ -1,4 +1,4 @@
-"""What ``make demo`` runs: webhook_bot.py under uvicorn, deliveries over HTTP, a restart, a check of each guarantee."""
+"""What ``make demo`` runs: webhook_bot.py under uvicorn, deliveries over HTTP, a kill, a check of each guarantee."""
 
 import contextlib
 import itertools
@@ -41,8 +41,8 @@ class Server:
         self._log.touch()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Start it, and stop it with SIGTERM; where something goes wrong in between, kill it."""
+    async def running(self, *, end: signal.Signals = signal.SIGTERM) -> AsyncIterator[httpx.AsyncClient]:
+        """Start it, and end it with that signal; where something goes wrong in between, kill it."""
         command = [sys.executable, "-m", "uvicorn", "webhook_bot:app", "--app-dir", str(Path(__file__).parent)]
         options = ["--port", "0", "--workers", "1", "--log-level", "info", "--no-use-colors"]
         env = os.environ | {"CHAT_DB": str(self._database), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -62,7 +62,7 @@ class Server:
                 raise DemoError("the server did not start")
             async with httpx.AsyncClient(base_url=found[1], timeout=PATIENCE, trust_env=False) as client:
                 yield client
-            process.terminate()
+            process.send_signal(end)
             await self.until(lambda: process.returncode is not None)
         finally:
             if process.returncode is None:
@@ -82,6 +82,14 @@ class Server:
         """All it has logged, in all its runs."""
         return self._log.read_text(errors="replace")
 
+    def sent(self, answered: Json) -> int:
+        """How often an answer to this message was sent to its sender."""
+        return self.log().count(f"to {answered['from']}, answering {answered['id']}: ")
+
+    async def answers(self, *messages: Json) -> None:
+        """Wait until each of the messages was answered."""
+        await self.until(lambda: all(map(self.sent, messages)))
+
     def look_ups(self, order: str = "") -> int:
         """How often the tool was run, for this order or any."""
         return self.log().count(f"looking up order '{order}")
@@ -96,37 +104,54 @@ def message(sender: str, text: str | None) -> Json:
     return {"id": f"wamid.HBgL{next(_numbers):04}", "from": sender, "timestamp": f"{time.time():.0f}", **content}
 
 
-async def deliver(client: httpx.AsyncClient, *messages: Json) -> list[Json]:
-    """Post the messages in one delivery, with a status beside them, and return the replies."""
+QUESTION: Final = message(ANA, "Where is order 404?")
+THANKS: Final = message(ANA, "Thanks!")
+HELLO: Final = message(BEN, "Hello, this is Ben.")
+PICTURE: Final = message(BEN, None)
+TWICE: Final = message(BEN, "Where is order 501?")
+THIRD: Final = message(BEN, "Where is order 502?")
+FOURTH: Final = message(BEN, "And where is order 503?")
+REFUND: Final = message(ANA, "I was charged twice for it. Can I have a refund?")
+FOLLOW_UP: Final = message(ANA, "Which was it?")
+CUT_OFF: Final = message(BEN, "And where is order 504?")
+BEHIND: Final = message(BEN, "Thank you!")
+ALL: Final = (QUESTION, THANKS, HELLO, PICTURE, TWICE, THIRD, FOURTH, REFUND, FOLLOW_UP, CUT_OFF, BEHIND)
+
+
+async def deliver(client: httpx.AsyncClient, *messages: Json) -> list[str]:
+    """Post the messages in one delivery, with a status beside them; returns what each of them was: new, duplicate."""
     values = ({"messages": messages}, {"statuses": [{"id": "wamid.sent", "status": "delivered"}]})
     changes = [{"field": "messages", "value": {"messaging_product": "whatsapp", **value}} for value in values]
     body = {"object": "whatsapp_business_account", "entry": [{"id": "1", "changes": changes}]}
     response = await client.post("/webhook", json=body)
     if response.status_code != httpx.codes.OK:
         raise DemoError(f"the server answered {response.status_code}: {response.text}")
-    replies: list[Json] = response.json()["replies"]
-    return replies
+    outcomes: Json = response.json()
+    return [outcomes[each["id"]] for each in messages]
 
 
-async def deliver_at_once(server: Server, client: httpx.AsyncClient, first: Json, second: Json) -> list[Json]:
-    """Deliver *second* while the tool runs that *first* has led to."""
-    replies: list[Json] = []
-    before = server.look_ups()
+async def deliver_twice_at_once(client: httpx.AsyncClient, twice: Json) -> list[str]:
+    """Post a message in two deliveries at the same time; returns what it was in each."""
+    outcomes: list[str] = []
 
-    async def deliver_first() -> None:
-        replies.extend(await deliver(client, first))
+    async def once() -> None:
+        outcomes.extend(await deliver(client, twice))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(deliver_first)
-        await server.until(lambda: server.look_ups() > before or bool(replies))
-        later = await deliver(client, second)
-    return replies + later
+        group.start_soon(once)
+        group.start_soon(once)
+    return outcomes
 
 
 async def stored(client: httpx.AsyncClient, phone: str) -> Json:
     """The conversation as the server reads it from its database."""
     conversation: Json = (await client.get(f"/conversations/{phone}")).raise_for_status().json()
     return conversation
+
+
+async def both(client: httpx.AsyncClient) -> dict[str, Json]:
+    """Both conversations, by their phone."""
+    return {phone: await stored(client, phone) for phone in (ANA, BEN)}
 
 
 def turns(conversation: Json) -> list[list[Json]]:
@@ -137,6 +162,16 @@ def turns(conversation: Json) -> list[list[Json]]:
             found.append([])
         found[-1].append(each)
     return found
+
+
+def texts(conversation: Json) -> list[str]:
+    """What the user has said."""
+    return [turn[0]["text"] for turn in turns(conversation)]
+
+
+def is_answered(turn: list[Json]) -> bool:
+    """Whether the turn ends with an answer."""
+    return turn[-1]["role"] == "model" and bool(turn[-1]["text"])
 
 
 def transcript(messages: list[Json]) -> Iterator[str]:
@@ -152,11 +187,12 @@ def transcript(messages: list[Json]) -> Iterator[str]:
             yield f"  {each['name']:<8} [{call['name']}({arguments}): {shown}]"
 
 
-def show(lines: list[str]) -> None:
-    """Print lines of a conversation, without its middle if it is long."""
+def show(messages: list[Json], end: int, how: str) -> None:
+    """Print a conversation, without its middle if it is long; after *end* messages the server ended, and *how*."""
+    lines = [*transcript(messages[:end]), f"  -------- {how} --------", *transcript(messages[end:])]
     more = len(lines) - SHOWN
     if more > 0:
-        lines[SHOWN // 2 : SHOWN // 2 + more + 1] = [f"  ... {more + 1} more lines"]
+        lines[SHOWN // 2 - 1 : SHOWN // 2 + more] = [f"  ... {more + 1} more lines"]
     for line in lines:
         print(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}...")
 
@@ -181,93 +217,132 @@ class Checks:
         """Print them."""
         print("\nWhat was guaranteed, and checked:", *self._lines, sep="\n")
         if self.left_out:
-            print(f"  {self.left_out} more checks are left out: they are about the script, and a model has answered.")
+            print(f"  {self.left_out} more checks are left out: they hang on the script, and a model has answered.")
+
+
+async def deliver_in_every_way(server: Server, client: httpx.AsyncClient, checks: Checks) -> None:
+    """Deliver messages twice, in a batch, at once, and one that leads to another agent."""
+    first = await deliver(client, QUESTION)
+    await server.answers(QUESTION)
+    answered, ran = await stored(client, ANA), server.look_ups()
+    again = await deliver(client, QUESTION)
+    checks.that(
+        "delivered twice, one after the other: known, nothing changes, and no tool is run again",
+        first + again == ["new", "duplicate"],
+        answered == await stored(client, ANA),
+        ran == server.look_ups(),
+    )
+
+    batch = await deliver(client, THANKS, HELLO, PICTURE)
+    await server.answers(THANKS, HELLO, PICTURE)
+    checks.that(
+        "a batch of 3: each in its own conversation; a picture is answered politely, a status ignored",
+        batch == ["new"] * 3,
+        texts(await stored(client, ANA)) == ["Where is order 404?", "Thanks!"],
+        texts(await stored(client, BEN)) == ["Hello, this is Ben."],
+        f"answering {PICTURE['id']}: 'Sorry, I can only read text.'" in server.log(),
+    )
+
+    outcomes = await deliver_twice_at_once(client, TWICE)
+    await server.answers(TWICE)
+    checks.that(
+        "delivered twice at once: one turn",
+        sorted(outcomes) == ["duplicate", "new"],
+        texts(await stored(client, BEN))[1:] == ["Where is order 501?"],
+    )
+    checks.that(
+        "of a message delivered twice the tool runs once, as the server's log counts",
+        server.look_ups("404") == server.look_ups("501") == 1,
+        scripted=True,
+    )
+
+    ran = server.look_ups()
+    await deliver(client, THIRD)
+    await server.until(lambda: server.look_ups() > ran or server.sent(THIRD) > 0)
+    await deliver(client, FOURTH)
+    await server.answers(THIRD, FOURTH)
+    last_two = turns(await stored(client, BEN))[2:]
+    checks.that(
+        "two at once in one conversation: two whole turns, in the order they came",
+        [turn[0]["text"] for turn in last_two] == ["Where is order 502?", "And where is order 503?"],
+        all(map(is_answered, last_two)),
+    )
+
+    await deliver(client, REFUND)
+    await server.answers(REFUND)
+
+
+async def go_on(server: Server, client: httpx.AsyncClient, checks: Checks, before: dict[str, Json]) -> None:
+    """Look at what is there after a restart, and go on with it."""
+    after = await both(client)
+    count = sum(len(each["messages"]) for each in after.values())
+    checks.that(
+        f"stopped and started: all {count} messages, metadata and agent ({after[ANA]['agent']}) as before",
+        after == before,
+    )
+    ran = server.look_ups()
+    again = await deliver(client, QUESTION)
+    checks.that(
+        "delivered once more after the restart: still known, and nothing changes",
+        again == ["duplicate"],
+        after[ANA] == await stored(client, ANA),
+    )
+    await deliver(client, FOLLOW_UP)
+    await server.answers(FOLLOW_UP)
+    last_two = turns(await stored(client, ANA))[2:]
+    checks.that(
+        "a handoff holds: Billing answers after it too, from Support's tool result, with no tool run",
+        [turn[-1]["name"] for turn in last_two] == ["Billing", "Billing"],
+        "order 404: IN_TRANSIT" in last_two[-1][-1]["text"],
+        ran == server.look_ups(),
+        scripted=True,
+    )
 
 
 async def play(server: Server) -> int:
-    """Deliver, restart, deliver, and show what became of it; returns how many guarantees did not hold."""
+    """Deliver, restart, kill, and show what became of it; returns how many guarantees did not hold."""
     checks = Checks()
-    question = message(ANA, "Where is order 404?")
-    twice = message(BEN, "Where is order 501?")
-    third, fourth = message(BEN, "Where is order 502?"), message(BEN, "And where is order 503?")
     async with server.running() as client:
         print(f"A WhatsApp bot at {client.base_url} on one SQLite file; {MODEL or 'a script'} answers.", flush=True)
+        await deliver_in_every_way(server, client, checks)
+        before = await both(client)
 
-        (answer,) = await deliver(client, question)
-        answered, ran = await stored(client, ANA), server.look_ups()
-        (again,) = await deliver(client, question)
-        checks.that(
-            "delivered twice, one after the other: the stored answer, and no tool run again",
-            again == answer | {"duplicate": True},
-            answered == await stored(client, ANA),
-            ran == server.look_ups(),
-        )
-        checks.that("the tool ran once for it, as the server's log counts", server.look_ups("404") == 1, scripted=True)
-
-        batch = message(ANA, "Thanks!"), message(BEN, "Hello, this is Ben."), message(BEN, None)
-        replies = await deliver(client, *batch)
-        asked = {phone: [turn[0]["text"] for turn in turns(await stored(client, phone))] for phone in (ANA, BEN)}
-        checks.that(
-            "a batch of 3: each in its own conversation; a picture is answered politely, a status ignored",
-            sorted(reply["id"] for reply in replies) == sorted(each["id"] for each in batch),
-            asked == {ANA: ["Where is order 404?", "Thanks!"], BEN: ["Hello, this is Ben."]},
-            [reply["text"] for reply in replies if reply["id"] == batch[2]["id"]] == ["Sorry, I can only read text."],
-        )
-
-        first, second = await deliver_at_once(server, client, twice, twice)
-        matching = [turn for turn in turns(await stored(client, BEN)) if turn[0]["text"] == twice["text"]["body"]]
-        checks.that(
-            "delivered twice at once: one turn, and both get its answer",
-            second == first | {"duplicate": True},
-            not first["duplicate"],
-            len(matching) == 1,
-        )
-        checks.that("the tool ran once for both", server.look_ups("501") == 1, scripted=True)
-
-        replies = await deliver_at_once(server, client, third, fourth)
-        last_two = turns(await stored(client, BEN))[-2:]
-        checks.that(
-            "two at once in one conversation: two whole turns, in the order they came",
-            [turn[0]["text"] for turn in last_two] == [each["text"]["body"] for each in (third, fourth)],
-            [turn[-1]["text"] for turn in last_two] == [reply["text"] for reply in replies],
-        )
-
-        (handed_over,) = await deliver(client, message(ANA, "I was charged twice for it. Can I have a refund?"))
-        checks.that("a handoff: Billing answers", handed_over["agent"] == "Billing", scripted=True)
-        before = {phone: await stored(client, phone) for phone in (ANA, BEN)}
+    async with server.running(end=signal.SIGKILL) as client:
+        await go_on(server, client, checks, before)
+        ran = server.look_ups()
+        acknowledged = await deliver(client, CUT_OFF, BEHIND)
+        await server.until(lambda: server.look_ups() > ran or server.sent(CUT_OFF) > 0)
+        # A model may answer without the tool; then there is no call to cut off, and less is checked.
+        in_a_call = server.look_ups() > ran and not server.sent(CUT_OFF)
 
     async with server.running() as client:
-        after = {phone: await stored(client, phone) for phone in (ANA, BEN)}
-        count = sum(len(each["messages"]) for each in after.values())
-        agent = after[ANA]["agent"]
+        await server.answers(CUT_OFF, BEHIND)
+        end = await both(client)
         checks.that(
-            f"stopped and started: all {count} messages, metadata and agent ({agent}) as before",
-            after == before,
-            agent == handed_over["agent"],
+            "killed in the middle of a tool call: what it had acknowledged is answered, in order",
+            in_a_call,
+            acknowledged == ["new", "new"],
+            end[BEN]["messages"][: len(before[BEN]["messages"])] == before[BEN]["messages"],
+            texts(end[BEN])[4:] == ["And where is order 504?", "Thank you!"],
+            all(map(is_answered, turns(end[BEN]))),
+            scripted=not in_a_call,
         )
-        ran = server.look_ups()
-        (again,) = await deliver(client, question)
         checks.that(
-            "delivered once more after the restart: still the stored answer",
-            again == answer | {"duplicate": True},
-            after[ANA] == await stored(client, ANA),
-        )
-        (followed,) = await deliver(client, message(ANA, "Which order was that again?"))
-        checks.that(
-            "the follow-up is answered by Billing from Support's tool result, with no tool run again",
-            followed["agent"] == "Billing",
-            "order 404: IN_TRANSIT" in followed["text"],
-            ran == server.look_ups(),
+            "the call that was cut off, and it alone, was made again: its tool is idempotent",
+            [server.look_ups(order) for order in ("404", "501", "502", "503", "504")] == [1, 1, 1, 1, 2],
             scripted=True,
         )
-        end = {phone: await stored(client, phone) for phone in (ANA, BEN)}
+        checks.that(
+            f"in all of this, each of the {len(ALL)} messages got one answer",
+            [server.sent(each) for each in ALL] == [1] * len(ALL),
+            scripted=not in_a_call,
+        )
 
-    kept = len(before[ANA]["messages"])
     print(f"\nConversation {ANA}, read back from the file:")
-    earlier, later = end[ANA]["messages"][:kept], end[ANA]["messages"][kept:]
-    show([*transcript(earlier), "  -------- the server was stopped and started again --------", *transcript(later)])
+    show(end[ANA]["messages"], len(before[ANA]["messages"]), "the server was stopped and started again")
     print(f"\nConversation {BEN}:")
-    show([*transcript(end[BEN]["messages"])])
+    how = "killed while a tool was at work" if in_a_call else "killed"
+    show(end[BEN]["messages"], len(before[BEN]["messages"]) + 1, f"the server was {how}, and started again")
     checks.show()
     return checks.failed
 

@@ -1,5 +1,8 @@
 """A WhatsApp bot whose conversations survive restarts: ``uvicorn webhook_bot:app --app-dir examples``.
 
+The webhook stores a message and answers 200. What is stored is answered after that, also if the server was killed in
+between; what fails each time is given up, logged, and listed by ``store.pending_turns()``.
+
 Set in the environment: CHAT_DB, the SQLite file (./chat_sessions.db); MODEL, the model that answers, and its provider's
 key (without a model a script answers); VERIFY_TOKEN, what the webhook is registered with.
 """
@@ -8,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio
 from pydantic import AliasPath, BaseModel, Field, ValidationError
@@ -19,13 +21,16 @@ from starlette.routing import Route
 
 from chatflow import (
     Agent,
+    AgentResponse,
     ChatflowError,
     EngineRequest,
     LiteLLMEngine,
+    PendingTurn,
     Role,
     Runner,
     ScriptedEngine,
     SQLiteSessionStore,
+    StoreError,
     tool,
 )
 
@@ -34,11 +39,11 @@ logger = logging.getLogger("webhook_bot")
 MODEL = os.environ.get("MODEL")
 
 
-@tool
+@tool(idempotent=True)  # it only reads: a call that was cut off by a kill is made again, with the same idempotency_key
 async def check_order_status(order_id: str) -> dict[str, str]:
     """Check shipment tracking for an order ID."""
     logger.info("looking up order %r", order_id)
-    await anyio.sleep(0.3)  # stands for the carrier's service
+    await anyio.sleep(0.5)  # stands for the carrier's service
     return {"order_id": order_id, "status": "IN_TRANSIT", "eta": "Tomorrow"}
 
 
@@ -102,56 +107,57 @@ class Delivery(BaseModel):
     entry: list[Entry]
 
 
-async def send(phone: str, text: str) -> None:
-    """Send a message to a user; a real bot posts it to the provider's API here."""
-    logger.info("to %s: %r", phone, text)
+async def send(phone: str, text: str, message_id: str | None) -> None:
+    """Send the answer to a message; a real bot posts it to the provider's API here, with the id as what it answers."""
+    logger.info("to %s, answering %s: %r", phone, message_id, text)
 
 
-async def answer(message: Inbound) -> dict[str, Any]:
-    """Answer one message, once, however often it is delivered."""
-    agent = None
-    if message.text is None:
-        content = "Sorry, I can only read text."
-        duplicate = not await store.mark_message_processed(message.id, session_id=message.sender)
-    else:
-        response = await runner.run_async(
+async def send_answer(turn: PendingTurn, response: AgentResponse) -> None:
+    """Send what the agents have answered: at least once, so twice if the server is killed right after sending it.
+
+    Where the provider's API takes an idempotency key, ``turn.message_id`` makes that once. After an exception it is
+    called again until it returns, so let none out that would come each time.
+    """
+    await send(turn.metadata["phone"], response.content, turn.message_id)
+
+
+async def accept(message: Inbound) -> str:
+    """Store a message, to be answered by whoever is `working`; returns what it is: new or a duplicate."""
+    if message.text is not None:
+        receipt = await runner.accept(
             session_id=message.sender,
             user_message=message.text,
             message_id=message.id,
             metadata={"channel": "whatsapp", "phone": message.sender},
         )
-        content, agent, duplicate = response.content, response.active_agent_name, response.duplicate
-    if not duplicate:  # what was delivered before was sent before
-        await send(message.sender, content)
-    return {"id": message.id, "to": message.sender, "text": content, "agent": agent, "duplicate": duplicate}
+        return "duplicate" if receipt.duplicate else "new"
+    if not await store.mark_message_processed(message.id, session_id=message.sender):
+        return "duplicate"
+    # At most once: a kill before this line loses no more than an excuse.
+    await send(message.sender, "Sorry, I can only read text.", message.id)
+    return "new"
 
 
 async def webhook(request: Request) -> Response:
-    """Answer all messages of a delivery: one after the other in a conversation, conversations at the same time."""
+    """Store all messages of a delivery, in their order; 200 says that each is stored, or never will be."""
     try:
         delivery = Delivery.model_validate_json(await request.body())
     except ValidationError as error:
         return JSONResponse({"error": f"not a delivery: {error.errors()[0]['msg']}"}, 400)
-    conversations: dict[str, list[Inbound]] = {}
+    outcomes: dict[str, str] = {}
     for message in (found for entry in delivery.entry for change in entry.changes for found in change.messages):
-        conversations.setdefault(message.sender, []).append(message)
-    replies: list[dict[str, Any]] = []
-    failed: list[str] = []
-
-    async def converse(messages: list[Inbound]) -> None:
-        for message in messages:
-            try:
-                replies.append(await answer(message))
-            except (ChatflowError, TimeoutError):
-                logger.exception("no answer to %s", message.id)
-                failed.append(message.id)
-                return  # what comes after it has to wait for it
-
-    async with anyio.create_task_group() as group:
-        for messages in conversations.values():
-            group.start_soon(converse, messages)
-    # After a 500 the provider delivers the whole batch again, and what was answered is not answered twice.
-    return JSONResponse({"replies": replies, "failed": failed}, 500 if failed else 200)
+        try:
+            outcomes[message.id] = await accept(message)
+        except StoreError:
+            # The provider delivers all of it again: what is stored by now will be known, and nothing is overtaken.
+            logger.exception("message %s was not stored", message.id)
+            return JSONResponse({"error": f"message {message.id} was not stored"}, 500)
+        except ChatflowError:
+            # Its id was used with another text, it was given up, or its conversation is damaged: delivered again, it
+            # would be refused again, and the whole delivery with it.
+            logger.exception("message %s is refused", message.id)
+            outcomes[message.id] = "refused"
+    return JSONResponse(outcomes)
 
 
 async def verify(request: Request) -> Response:
@@ -183,11 +189,12 @@ async def conversation(request: Request) -> Response:
 
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Close the store with the server."""
+    """Answer what is stored, by an earlier server too, as long as this one runs; then close the store."""
     async with store:
         if isinstance(engine, LiteLLMEngine):
             await engine.warm_up()
-        yield
+        async with runner.working(on_response=send_answer):
+            yield
 
 
 app = Starlette(

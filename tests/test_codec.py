@@ -125,7 +125,18 @@ def test_encoded_value_is_what_json_has(value: Any) -> None:
         dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(microseconds=-1))),
         "\ud83d\ude00",
     ],
-    ids=["sNaN", "infinity", "large", "large negative", "marks in marks", "NaN", "fold", "named UTC", "near UTC", "surrogates"],
+    ids=[
+        "sNaN",
+        "infinity",
+        "large",
+        "large negative",
+        "marks in marks",
+        "NaN",
+        "fold",
+        "named UTC",
+        "near UTC",
+        "surrogates",
+    ],
 )
 def test_value_on_the_edge_comes_back(value: Any) -> None:
     """A value on the edge of what its type can hold comes back, exactly."""

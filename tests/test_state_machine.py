@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 import anyio
 import attrs
 import pytest
-from anyio.lowlevel import checkpoint as yield_once
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -468,7 +467,7 @@ class StoreMachine(RuleBasedStateMachine):
             with anyio.fail_after(20):
                 async with self.runner.working(on_response):
                     while len(told) < owed or any(turn.state != "told" for turn in await self.store.pending_turns()):
-                        await yield_once()
+                        await anyio.lowlevel.checkpoint()
 
         owed = 0
         for session_id, conversation in self.conversations.items():

@@ -44,6 +44,7 @@ from chatflow.core.records import (
     Work,
     system_place,
 )
+from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.rows import WAITING, Row, State, taken
 from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
@@ -405,11 +406,11 @@ class SessionStore(BaseSessionStore):
         """Change the row, if its beat is the same."""
         return await self._operation(lines.interrupt_silent, self._rows, beat)
 
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Take answers to hand on, then work to do."""
-        return await self._operation(self._take, agent_name, limit)
+        return await self._operation(self._take, agent_name, lease_seconds, limit)
 
-    def _take(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    def _take(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         at_hand = [turn for turn in self._rows if turn.row.holder is None and turn.row.agent_name == agent_name]
         answers = [turn for turn in at_hand if turn.row.state is State.ANSWERED]
         todo = (turn for turn in at_hand if turn.row.state in WAITING and lines.first_to_take(self._rows, turn.row))
@@ -426,6 +427,7 @@ class SessionStore(BaseSessionStore):
                 self._rows.write(attrs.evolve(row, holder=self._rows.holder, attempt=row.attempt + 1))
             else:
                 self._rows.write(taken(row, self._rows.holder))
+            turn.lease_seconds = lease_seconds
             found.append(attrs.evolve(self._rows.work(turn), response=answer))
         return tuple(found)
 
@@ -491,6 +493,14 @@ class SessionStore(BaseSessionStore):
             if session is not None:
                 session.answered.discard(message_id)
         return len(expired)
+
+    async def examine(self, after: object | None) -> Part[Fault]:
+        """Nothing: what is kept are frozen objects, which only the rules have made, and nobody can damage."""
+        return await self._operation(Part[Fault], (), None)
+
+    async def mend(self, after: object | None) -> Part[Repair]:
+        """Nothing, as there is nothing to find."""
+        return await self._operation(Part[Repair], (), None)
 
     async def close(self) -> None:
         """Drop everything."""

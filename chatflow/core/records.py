@@ -183,7 +183,7 @@ class Ticket:
 
 @attrs.frozen(kw_only=True)
 class PendingTurn:
-    """A turn that has its place in the store and has not committed, or whose answer is on its way to `on_response`.
+    """A turn that has its row in the store: it has not committed, or its answer is on its way to `on_response`.
 
     *state* is ``"queued"``, ``"running"``, ``"accepted"`` (nobody does it yet), ``"interrupted"`` (its process is
     gone), ``"told"`` (it failed and its caller knows; sent again it goes on), ``"dead"`` (given up) or ``"answered"``.

@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -38,7 +39,8 @@ _LONGEST_DELAY: Final = 300.0
 def delay(failures: int, error: BaseException) -> float:
     """Seconds to wait after so many failures: 1, 4, 16, 64, ..., or for as long as a provider asks."""
     asked = error.retry_after if isinstance(error, EngineError) and error.retry_after is not None else 0.0
-    return min(max(4.0 ** (failures - 1), asked), _LONGEST_DELAY)
+    # Bounded before it is raised: on_response may fail for ever.
+    return min(max(4.0 ** min(failures - 1, 8), asked), _LONGEST_DELAY)
 
 
 @attrs.frozen(kw_only=True)
@@ -115,7 +117,8 @@ class Worker:
 
     async def _take(self, limit: int) -> None:
         # Noted inside the operation, so that a cancelled worker still knows what to give back.
-        self._taken += await self._doing.store.take_work(self._doing.agent_name, limit)
+        doing = self._doing
+        self._taken += await doing.store.take_work(doing.agent_name, doing.lease_seconds, limit)
 
     async def _give_back(self) -> None:
         while self._taken:
@@ -141,7 +144,8 @@ class Worker:
             try:
                 response = work.response or await self._answer(turn)
                 if response is not None:
-                    await self._hand_on(turn, response)
+                    with self._idle():
+                        await self._hand_on(turn, response)
             finally:
                 # Whatever is still in hand here, somebody else may do.
                 await turn.let_go()
@@ -150,6 +154,16 @@ class Worker:
         finally:
             self._busy -= 1
             self._wake()
+
+    @contextmanager
+    def _idle(self) -> Generator[None]:
+        """Work that waits for a better moment, or for its answer to be heard, keeps nobody from other work."""
+        self._busy -= 1
+        self._wake()
+        try:
+            yield
+        finally:
+            self._busy += 1
 
     async def _answer(self, turn: Turn) -> AgentResponse | None:
         """Do the turn, again after a while if it fails; None if nobody is to hear of it."""
@@ -177,7 +191,8 @@ class Worker:
                     seconds,
                     repr(error),
                 )
-                await anyio.sleep(seconds)
+                with self._idle():
+                    await anyio.sleep(seconds)
             else:
                 return None if turn.turn_id is None else response
 

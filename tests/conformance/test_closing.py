@@ -124,7 +124,7 @@ async def test_cancels_turns_of_threads(store: BaseSessionStore) -> None:
                 await anyio.sleep_forever()
         except asyncio.CancelledError:
             return "cancelled"
-        return "not cancelled"
+        return "ended"
 
     thread = asyncio.create_task(outside(anyio.to_thread.run_sync(lambda: asyncio.run(hold()))))
     await here.wait()

@@ -70,7 +70,8 @@ class Sender:
     async def send(self, sent: Sent, copies: int = 1) -> None:
         """Deliver *sent*, so many times at once and as often as needed, until it is answered."""
         self.sents[sent.message] = sent
-        sent.sent_at = self.now()
+        if sent.sent_at is None:
+            sent.sent_at = self.now()
         async with asyncio.TaskGroup() as group:
             for _ in range(copies):
                 group.create_task(self._deliver(sent))
@@ -128,6 +129,11 @@ class Sender:
         """Wait until somebody is told something."""
         self._news.clear()
         await self._news.wait()
+
+    async def late(self, seconds: float) -> None:
+        """Wait for what is answered late, but not for longer than that."""
+        if self._late:
+            await asyncio.wait(self._late, timeout=seconds)
 
     async def settled(self) -> None:
         """Wait until nothing that was sent is still to be answered late."""

@@ -180,7 +180,7 @@ class Beats:
         self._timer = None
         self._silent = self._loop.time() - self._due
         if self._is_needed:
-            self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+            self._beating = self._loop.create_task(self._beat())
             # A loop that is stopped just then, with turns left open in it, drops the beat: nobody need be told of it.
             self._beating._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # as in gather()
 

@@ -16,6 +16,7 @@ import orjson
 from chatflow.core import lines
 from chatflow.core.codec import entry_from_json
 from chatflow.core.journal import Entry
+from chatflow.core.messages import AgentResponse
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -163,7 +164,9 @@ def _place(
             logger.error("turn %d is given up: %s", runs.turn_id, error)  # noqa: TRY400  # the trace tells nothing more
             lines.give_up(rows, runs)
             if runs.turn_id == row.turn_id:
-                raise
+                # Not raised: that would undo it, and the message would be tried for ever.
+                assert row.digest is not None
+                return Dead(row.digest, runs.attempts)
             continue
         session = operations.load(key, known, connection)
         return Place(
@@ -351,13 +354,23 @@ def _take(rows: SqliteRows, turn_id: int, connection: Connection) -> Work | None
         return None
     if not answered:
         return work
-    assert row.message_id is not None
-    answer = operations.find_processed(work.key, row.message_id, "", connection)
-    if answer is None or answer.response is None:
-        # Nobody kept what there was to say.
+    response = _answer(work, connection)
+    if response is None:
+        # There is nothing that anybody could be told.
         rows.delete(row)
         return None
-    return attrs.evolve(work, response=answer.response)
+    return attrs.evolve(work, response=response)
+
+
+def _answer(work: Work, connection: Connection) -> AgentResponse | None:
+    message_id = work.turn.message_id
+    assert message_id is not None
+    try:
+        answer = operations.find_processed(work.key, message_id, "", connection)
+    except CorruptSessionError as error:
+        logger.error("the answer of turn %d can't be told: %s", work.turn.turn_id, error)  # noqa: TRY400  # as above
+        return None
+    return None if answer is None else answer.response
 
 
 def end_answered(turn_id: int, attempt: int, at: At, connection: Connection) -> None:

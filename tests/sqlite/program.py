@@ -10,6 +10,7 @@ import contextvars
 import json
 import os
 import resource
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,8 @@ from typing import Any, Final
 import anyio
 
 from chatflow.core.engine import EngineReply, EngineRequest
-from chatflow.core.messages import Message, Role
+from chatflow.core.messages import AgentResponse, Message, Role
+from chatflow.core.records import PendingTurn
 from chatflow.exceptions import StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite import upgrade
@@ -117,6 +119,27 @@ async def ask(path: str) -> None:
         await Runner(SUPPORT, store, _Silent(), turn_timeout=None).run_async("s", "hello", message_id="m")
 
 
+async def accept(path: str) -> None:
+    """Accept a message, and be gone at the moment that it is."""
+    await Runner(SUPPORT, SQLiteSessionStore(path), _Silent()).accept("s", "hello", message_id="m")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def answer(path: str) -> None:
+    """Accept messages, answer them, and never return from telling the first answer."""
+
+    async def never(turn: PendingTurn, response: AgentResponse) -> None:
+        tell([turn.message_id, response.content])
+        await anyio.sleep_forever()
+
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(SUPPORT, store, _Counting())
+        for number in range(2):
+            await runner.accept("s", "hello", message_id=f"m{number}")
+        async with runner.working(never):
+            await anyio.sleep_forever()
+
+
 async def talk(path: str, turns: str) -> None:
     """Take turns on one conversation, several at once, each alone with a file that only one may make."""
     mine = Path(path).with_suffix(".mine")
@@ -194,7 +217,21 @@ async def chatflow_agent(path: str) -> None:
 
 
 PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
-    each.__name__: each for each in (mark, run, create, hold, ask, talk, lock, no_room, upgrade_halfway, chatflow_agent)
+    each.__name__: each
+    for each in (
+        mark,
+        run,
+        create,
+        hold,
+        ask,
+        accept,
+        answer,
+        talk,
+        lock,
+        no_room,
+        upgrade_halfway,
+        chatflow_agent,
+    )
 }
 
 if __name__ == "__main__":

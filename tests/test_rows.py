@@ -14,7 +14,7 @@ from chatflow.core.rows import taken as take
 
 def row(state: State = State.QUEUED, **fields: Any) -> Row:
     """A row of a message, held by somebody if rows of that state are."""
-    usual = {
+    usual: dict[str, Any] = {
         "turn_id": 1,
         "session_key": 1,
         "state": state,

@@ -15,11 +15,13 @@ from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.journal import Deed, recording
+from chatflow.core.membership import open_turns, refuse_left_over
 from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id, check_seconds
+from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.state import Values
-from chatflow.core.turn import OwnTurn, Turn, TurnScope, open_turns, refuse_left_over
+from chatflow.core.turn import Turn
 from chatflow.core.values import EMPTY, freeze_mapping
 from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
 from chatflow.exceptions import (

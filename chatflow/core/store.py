@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
 from chatflow.core.beats import Beats
+from chatflow.core.ending import end_turns
 from chatflow.core.finish import finish
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
@@ -48,7 +49,7 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import SessionContext
-from chatflow.core.turn import Turn, end_turns
+from chatflow.core.turn import Turn
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
 
@@ -544,10 +545,11 @@ class BaseSessionStore(ABC):
         """Make of the row what `rows.interrupted` says, if its beat is still the same; True if so."""
 
     @abstractmethod
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Take up to *limit* rows that nobody has in hand: answered ones, then the first of each line that is work.
 
-        Only those of that application, and of a line only what no other row stands before, passed ones excepted.
+        Only those of that application, and of a line only what no other row stands before, passed ones excepted. From
+        now on each may be silent for *lease_seconds*, whatever was true for who had it before.
         """
 
     @abstractmethod

@@ -39,7 +39,8 @@ _LONGEST_DELAY: Final = 300.0
 def delay(failures: int, error: BaseException) -> float:
     """Seconds to wait after so many failures: 1, 4, 16, 64, ..., or for as long as a provider asks."""
     asked = error.retry_after if isinstance(error, EngineError) and error.retry_after is not None else 0.0
-    return min(max(4.0 ** (failures - 1), asked), _LONGEST_DELAY)
+    # Bounded before it is raised: on_response may fail for ever.
+    return min(max(4.0 ** min(failures - 1, 8), asked), _LONGEST_DELAY)
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +117,8 @@ class Worker:
 
     async def _take(self, limit: int) -> None:
         # Noted inside the operation, so that a cancelled worker still knows what to give back.
-        self._taken += await self._doing.store.take_work(self._doing.agent_name, limit)
+        doing = self._doing
+        self._taken += await doing.store.take_work(doing.agent_name, doing.lease_seconds, limit)
 
     async def _give_back(self) -> None:
         while self._taken:

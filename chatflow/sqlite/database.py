@@ -268,6 +268,12 @@ _ADVICE: Final[dict[int, str]] = {
 }
 
 
+def _is_read_only(error: BaseException | None) -> bool:
+    """Whether a connection may not write: one that was opened while its file could not be written to never may."""
+    cause = None if error is None else error.__cause__
+    return isinstance(cause, sqlite3.Error) and _primary_code(cause) == sqlite3.SQLITE_READONLY
+
+
 def translate(error: sqlite3.Error, name: str) -> StoreError:
     """The driver's error in our words."""
     if is_busy(error):
@@ -460,10 +466,11 @@ class FileDatabase(Database):
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
+            # Before it is opened too, which would make an empty file.
+            self._refuse_other_file()
             if self._read_connection is None:
                 self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
-            self._refuse_other_file()
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)
@@ -491,6 +498,8 @@ class FileDatabase(Database):
                 self._undo()
                 for write in group:
                     write.error = self._explain(write.error or error)
+            if any(_is_read_only(write.error) for write in group):
+                self._let_go_of_connection()
             _deliver(group)
 
     def _run_group(self, group: list[_Write[Any]]) -> None:
@@ -523,9 +532,14 @@ class FileDatabase(Database):
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:
-                # Closing it undoes the transaction too; the next write opens another.
-                self._write_connection = None
-                connection.close()
+                # Closing it undoes the transaction too.
+                self._let_go_of_connection()
+
+    def _let_go_of_connection(self) -> None:
+        """Close the writing connection; the next write opens another."""
+        connection, self._write_connection = self._write_connection, None
+        if connection is not None:
+            connection.close()
 
     def _commit(self, connection: Connection, group: list[_Write[Any]], before: int) -> None:
         if connection.total_changes == before:
@@ -551,7 +565,7 @@ class FileDatabase(Database):
             name = self.location.name
             raise StoreError(
                 f"store {name!r} failed while it committed, and can't be read: whether it holds the change is not known"
-                " until it can be opened again",
+                f" until it can be opened again ({error})",
                 store=name,
             ) from error
         return row is not None and row[0] == str(number)

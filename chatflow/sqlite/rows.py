@@ -108,6 +108,10 @@ class SqliteRows(Rows):
             {"turn_id": row.turn_id, "parent": _parent(ticket), "lease_seconds": ticket.lease_seconds},
         )
 
+    def share_lease(self, row: Row, of: Row) -> None:
+        """Copy it."""
+        self._connection.execute(statements.SHARE_LEASE, {"turn_id": row.turn_id, "of": of.turn_id})
+
     def move_journal(self, old: Row, new: Row) -> None:
         """Rename its lines."""
         self._connection.execute(statements.MOVE_JOURNAL, {"old": old.turn_id, "new": new.turn_id})

@@ -246,11 +246,11 @@ class SQLiteSessionStore(BaseSessionStore):
         """Change the row, if its beat is the same."""
         return await self._write(turns.interrupt, beat, self._at(), durable=False)
 
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Look first, since there is mostly nothing, and then take."""
         if not await self._read(turns.is_work_at_hand, agent_name):
             return ()
-        return await self._write(turns.take_work, agent_name, limit, self._at(), durable=False)
+        return await self._write(turns.take_work, agent_name, lease_seconds, limit, self._at(), durable=False)
 
     async def end_answered(self, turn_id: int, attempt: int) -> None:
         """Delete the row."""

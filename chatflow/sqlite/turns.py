@@ -319,7 +319,7 @@ def is_work_at_hand(agent_name: str, connection: Connection) -> bool:
     return bool(connection.execute(statements.IS_WORK_AT_HAND, {"agent_name": agent_name}).fetchone()[0])
 
 
-def take_work(agent_name: str, limit: int, at: At, connection: Connection) -> tuple[Work, ...]:
+def take_work(agent_name: str, lease_seconds: float, limit: int, at: At, connection: Connection) -> tuple[Work, ...]:
     """Take answers to hand on, then work to do."""
     rows = at.rows(connection)
     answers = [
@@ -343,11 +343,11 @@ def take_work(agent_name: str, limit: int, at: At, connection: Connection) -> tu
             # A line that can't be read must not keep the others waiting.
             logger.warning("turn %d is not taken: %s", row[0], error)
     found.close()
-    works = [_take(rows, turn_id, connection) for turn_id in (*answers, *todo)]
+    works = [_take(rows, turn_id, lease_seconds, connection) for turn_id in (*answers, *todo)]
     return tuple(work for work in works if work is not None)
 
 
-def _take(rows: SqliteRows, turn_id: int, connection: Connection) -> Work | None:
+def _take(rows: SqliteRows, turn_id: int, lease_seconds: float, connection: Connection) -> Work | None:
     try:
         row = rows.find(turn_id)
     except CorruptSessionError as error:
@@ -357,6 +357,7 @@ def _take(rows: SqliteRows, turn_id: int, connection: Connection) -> Work | None
     answered = row.state is State.ANSWERED
     row = attrs.evolve(row, holder=rows.holder, attempt=row.attempt + 1) if answered else taken(row, rows.holder)
     rows.write(row)
+    connection.execute(statements.TAKE_LEASE, {"turn_id": turn_id, "lease_seconds": lease_seconds})
     try:
         work = _work(turn_id, rows.now, connection)
         if not answered:

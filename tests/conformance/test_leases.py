@@ -32,7 +32,7 @@ def freeze(store: BaseSessionStore) -> None:
     """Give no more signs of life for the turns under way, as if the process had been stopped."""
     for turn in store.turns:
         assert turn.turn_id is not None
-        store.beats.release(turn.turn_id)
+        store.beats.release(turn.turn_id, turn)
 
 
 async def overtaken(session: SessionContext) -> None:
@@ -291,7 +291,7 @@ async def test_message_dead_after_as_many_takeovers(store: BaseSessionStore) -> 
         turn = Turn(session, Claim("m", "hello"), "Support", lease_seconds=LEASE, max_attempts=2)
         assert await outside(turn.take()) is None
         assert turn.turn_id is not None
-        store.beats.release(turn.turn_id)
+        store.beats.release(turn.turn_id, turn)
         await wait_for_turn(session, "passes")
     await Runner(SUPPORT, store, ScriptedEngine(["next"]), max_attempts=2).run_async("s", "next")
     assert await in_line(store)() == ["dead"]

@@ -219,8 +219,12 @@ def test_in_a_context_of_its_own(loop: VirtualLoop, store: Store) -> None:
             seen.append(session.member_turn is not None)
             return await super().beat_turns(held, watched, everything=everything)
 
+    async def nest() -> None:
+        async with session.turn(lease_seconds=LEASE):
+            await hold(await session_of(session.store, "inner"), 2.5, 3)
+
     session = loop.run(session_of(Looking()))
-    loop.run(hold(session, 7))
+    loop.run(nest())
     assert seen == [False, False]
 
 
@@ -308,6 +312,28 @@ def test_not_from_one_that_beats(loop: VirtualLoop, store: Store) -> None:
         assert waiting.done()
 
     loop.run(wait())
+
+
+def test_beat_that_comes_at_the_last_moment(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that is beaten after its watcher has looked, and before it marks the row, is watched on, and not logged."""
+
+    class Late(Store):
+        async def interrupt_turn(self, beat: Beat) -> bool:
+            if not self.interrupted:
+                await SessionStore.beat_turns(self, frozenset({beat.turn_id}), frozenset(), everything=False)
+            return await super().interrupt_turn(beat)
+
+    store = Late()
+
+    async def wait() -> None:
+        session = await session_of(store)
+        await place_of(store, ticket(session, lease_seconds=LEASE))
+        await hold(session, 0)
+
+    caplog.set_level(logging.WARNING, "chatflow.turn")
+    loop.run(wait())
+    assert len(store.interrupted) == 2
+    assert caplog.text.count("gave no sign of life") == 1
 
 
 def test_storage_was_held_by_somebody_else(loop: VirtualLoop, store: Store) -> None:

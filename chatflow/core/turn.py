@@ -316,6 +316,7 @@ class Turn:
                 if not isinstance(found, Place):
                     self._release()
                     if found is Lost.TURN:
+                        store.line.wake_all()  # whoever waits behind it waits for somebody else now
                         return None
                     self._refuse(found)
                     raise AssertionError(found)

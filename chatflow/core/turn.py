@@ -487,9 +487,9 @@ class Turn:
 
     async def handed_on(self) -> None:
         """The answer of this accepted turn has reached whoever it is for: nothing is left to do."""
-        turn_id = self._release()
-        if turn_id is not None:
-            await finish(self.session.store.end_answered(turn_id, self.attempt))
+        if self.turn_id is not None:
+            await finish(self.session.store.end_answered(self.turn_id, self.attempt))
+            self._release()
 
     def ended_as(self, state: State | None) -> None:
         """Note what became of the row that was left."""

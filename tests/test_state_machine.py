@@ -46,7 +46,7 @@ MANY: Final = 1000
 """Attempts: none of the messages is given up."""
 
 ids = st.sampled_from(["a", "b"])
-message_ids = st.sampled_from(["m1", "m2"])
+message_ids = st.sampled_from(["m1", "m2", "m3", "m4"])
 kinds = st.sampled_from(["state", "metadata"])
 keys = st.sampled_from(["k1", "k2", "k3"])
 call_ids = st.sampled_from(["c1", "c2", ""])

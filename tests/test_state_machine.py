@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 from hypothesis import HealthCheck, settings
@@ -595,8 +596,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- turns that are open across steps ---
 
-    @rule(session_id=ids, message_id=st.one_of(st.none(), message_ids))
-    def begin_turn(self, session_id: str, message_id: str | None) -> None:
+    @rule(session_id=ids)
+    def begin_turn(self, session_id: str) -> None:
+        self.begin(session_id, None)
+
+    @rule(session_id=ids, message_id=message_ids)
+    def begin_turn_of_message(self, session_id: str, message_id: str) -> None:
+        self.begin(session_id, message_id)
+
+    def begin(self, session_id: str, message_id: str | None) -> None:
+        """Open a turn that stays open."""
         if not self.is_free(session_id) or session_id in self.held:
             return
         conversation = self.conversations[session_id]

@@ -445,7 +445,7 @@ def interrupt_meanwhile(store: Store, session: SessionContext) -> None:
     turn = session.member_turn
     assert turn is not None
     assert turn.turn_id is not None
-    found = store._rows.turn(turn.turn_id)
+    found = store._tables.rows.turn(turn.turn_id)
     beat = Beat(turn_id=turn.turn_id, attempt=turn.attempt, beat=found.beat, lease_seconds=LEASE)
     elsewhere(SessionStore.interrupt_turn(store, beat))
 

@@ -13,7 +13,9 @@ from chatflow.exceptions import shorten
 
 _T = TypeVar("_T")
 
-FaultKind = Literal["message", "gap", "place", "front", "result", "session", "answer", "reference", "file"]
+FaultKind = Literal[
+    "message", "gap", "place", "front", "result", "session", "turn", "journal", "answer", "reference", "file"
+]
 Action = Literal["set aside", "replaced", "moved", "reindexed", "left alone", "not mended"]
 
 
@@ -29,8 +31,10 @@ class Fault:
     - ``"front"``: a message before the first user message;
     - ``"result"``: a tool result without its call, by the rules of `prune`;
     - ``"session"``: a value of the conversation's own row that can't be read: its metadata, for instance;
+    - ``"turn"``: a value of a turn's row can't be read: the message it is to answer, for instance;
+    - ``"journal"``: what a turn has noted of its tool calls can't be read, or has gaps;
     - ``"answer"``: a stored answer, or what else is kept of a message id, that can't be read;
-    - ``"reference"``: a row of a conversation that does not exist;
+    - ``"reference"``: a row of a conversation, or a turn, that does not exist;
     - ``"file"``: what the storage itself finds wrong below the rows.
 
     *owner* and *session_id* name the conversation; both are empty where there is none to name. *row* is the table and
@@ -54,7 +58,8 @@ class Repair:
     - ``"replaced"``: the value is kept apart, and one that can be read stands in its place;
     - ``"moved"``: the messages follow each other again, system messages first;
     - ``"reindexed"``: the index was built anew from its table;
-    - ``"left alone"``: a turn of the conversation is under way; repair again when it has ended;
+    - ``"left alone"``: a turn of the conversation is under way, or somebody has the turn itself in hand; repair again
+      when it has ended;
     - ``"not mended"``: nothing that `repair` can do helps; the fault's reason says what may.
     """
 

@@ -247,8 +247,8 @@ class BaseSessionStore(ABC):
     async def check(self) -> tuple[Fault, ...]:
         """All that is wrong with what the store holds, of every owner; empty if nothing is. Changes nothing.
 
-        It finds rows that can't be read (messages, metadata, state, names, stored answers), histories that break the
-        rules of `prune` (its *max_turns* aside) or have gaps, rows whose conversation does not exist, and what the
+        It finds rows that can't be read (messages, metadata, state, names, turns, stored answers), histories that break
+        the rules of `prune` (its *max_turns* aside) or have gaps, rows whose conversation does not exist, and what the
         storage's own integrity check finds. A fault that only the storage can see, such as an index that lacks a row,
         may be reported beside the row it hides.
 
@@ -277,16 +277,21 @@ class BaseSessionStore(ABC):
           store's; a moment, another known one or now.
         - A name that can't be read (of an owner, a session or an agent) is written with replacement characters; an
           owner's and a session's get ``(session_key 7)`` appended, so that they are nobody else's.
+        - A turn is not run again where nobody can know what it was to do or has done: its message, or a line of its
+          journal, can't be read or is missing. What can't be read, and the whole journal, is set aside, and the turn is
+          dead; without a message id, or where that can't be read, its row is set aside.
+        - A turn that names nobody who has it in hand, though somebody must, is interrupted.
         - A stored answer that can't be read is set aside, and its message id stays known. An id that can't be read is
           set aside with all that is kept of it.
-        - Rows whose conversation does not exist are set aside.
+        - Rows whose conversation, or whose turn, does not exist are set aside.
         - Indexes are built anew where the integrity check finds fault with one. What else it finds can't be mended.
 
         Each conversation is mended in one durable transaction of its own, as a commit: whoever has it open sees it with
         the next turn or `get`, and a session of this store and event loop at once. A conversation with a turn under way
-        is left alone. Two programs may repair at once; run twice, it finds nothing the second time but what can't be
-        mended. It costs what `check` does, two more integrity checks where one finds something, and the writing thread
-        for as long as one conversation's messages, or an index, take to be written.
+        is left alone, and so is a turn that somebody has in hand: it ends by itself, or is interrupted and then mended.
+        Two programs may repair at once; run twice, it finds nothing the second time but what can't be mended. It costs
+        what `check` does, two more integrity checks where one finds something, and the writing thread for as long as
+        one conversation's messages, or an index, take to be written.
 
         Raises:
             StoreError: The storage can't be opened, read or written; what was mended before that stays mended.

@@ -10,10 +10,8 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
-from chatflow.core.codec import values_to_json
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
-from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import reading, statements
 from chatflow.sqlite.aside import SetAside
@@ -21,6 +19,15 @@ from chatflow.sqlite.database import Connection
 from chatflow.sqlite.notes import Notes
 from chatflow.sqlite.operations import fresh_position
 from chatflow.sqlite.sorting import history_of
+from chatflow.sqlite.turn_diagnosis import (
+    LOOK_AT_TURNS,
+    TURN_COLUMNS,
+    TurnDiagnosis,
+    as_json,
+    diagnose_turns,
+    keep_journal,
+)
+from chatflow.sqlite.turn_statements import READ_JOURNAL
 
 LOOK_AT_SESSION: Final[LiteralString] = """
     SELECT
@@ -34,9 +41,6 @@ LOOK_AT_MESSAGES: Final[LiteralString] = """
 """
 """All its messages, wherever they stand."""
 
-LOOK_AT_TURNS: Final[LiteralString] = "SELECT * FROM chatflow_turns WHERE session_key = :session_key"
-"""The turns of a conversation that does not exist, with all they hold."""
-
 
 @attrs.frozen(kw_only=True)
 class Diagnosis:
@@ -49,13 +53,22 @@ class Diagnosis:
 
     session_key: int
     seen: Any
-    repairs: tuple[Repair, ...]
+    now: Key
+    later: Key
+    own_repairs: tuple[Repair, ...]
     set_aside: tuple[SetAside, ...]
     columns: dict[str, Any]
     drop_before: int | None = None
     messages: tuple[tuple[int, str], ...] | None = None
     looked_at: int
     """How many messages it has: what the look has cost."""
+    turns: tuple[TurnDiagnosis, ...] = ()
+    """What is wrong with its turns."""
+
+    @property
+    def repairs(self) -> tuple[Repair, ...]:
+        """What is wrong with all of it."""
+        return (*self.own_repairs, *(repair for turn in self.turns for repair in turn.repairs))
 
 
 def diagnose(session_key: int, connection: Connection) -> Diagnosis:
@@ -73,12 +86,15 @@ def diagnose(session_key: int, connection: Connection) -> Diagnosis:
     return Diagnosis(
         session_key=session_key,
         seen=version,
-        repairs=tuple(notes.repairs),
+        now=notes.now,
+        later=notes.later,
+        own_repairs=tuple(notes.repairs),
         set_aside=tuple(notes.set_aside),
         columns=columns,
         drop_before=drop_before,
         messages=written,
         looked_at=len(messages),
+        turns=diagnose_turns(session_key, notes.now, notes.later, connection),
     )
 
 
@@ -136,16 +152,16 @@ def _without_session(session_key: int, connection: Connection) -> Diagnosis:
         notes.take(
             "reference", f"chatflow_messages, session_key {session_key}, place {reading.shown(place)}", reason, text
         )
-    turns = connection.execute(LOOK_AT_TURNS, {"session_key": session_key})
-    names = [name for name, *_ in turns.description]
-    for turn in turns:
-        fields = dict(zip(names, turn, strict=True))
-        text = values_to_json(freeze_mapping(fields, ""))
-        notes.take("reference", f"chatflow_turns, turn_id {fields['turn_id']}", reason, text)
+    for turn_id, *values in connection.execute(LOOK_AT_TURNS, {"session_key": session_key}):
+        row = dict(zip(TURN_COLUMNS, values, strict=True))
+        notes.take("reference", f"chatflow_turns, turn_id {turn_id}", reason, as_json(turn_id, row))
+        keep_journal(turn_id, connection.execute(READ_JOURNAL, {"turn_id": turn_id}).fetchall(), reason, notes)
     return Diagnosis(
         session_key=session_key,
         seen=None,
-        repairs=tuple(notes.repairs),
+        now=nobody,
+        later=nobody,
+        own_repairs=tuple(notes.repairs),
         set_aside=tuple(notes.set_aside),
         columns={},
         messages=(),

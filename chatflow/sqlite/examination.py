@@ -13,6 +13,7 @@ from chatflow.exceptions import StoreError
 from chatflow.sqlite.answers import AnswerDiagnosis, AnswerKey, diagnose_answer, named
 from chatflow.sqlite.database import Connection, Database, is_damaged
 from chatflow.sqlite.diagnosis import Diagnosis, diagnose
+from chatflow.sqlite.journals import JOURNALS_AFTER, JournalDiagnosis, diagnose_journal
 from chatflow.sqlite.notes import ADVICE
 from chatflow.sqlite.reading import shown
 
@@ -60,6 +61,7 @@ _CONVERSATIONS: Final = 100
 _MESSAGES: Final = 500
 """A slice ends after so many conversations, or with the one that brings it to so many messages: some 5 ms."""
 
+_JOURNALS: Final = 500
 _ANSWERS: Final = 500
 
 _INDEX: Final = re.compile(r" index (\S+)$")
@@ -69,8 +71,9 @@ _INDEX: Final = re.compile(r" index (\S+)$")
 class Progress:
     """How far an examination has come: which stage is next, and after what in it. *found* is wrong below the rows."""
 
-    stage: Literal["conversations", "answers", "file again"]
+    stage: Literal["conversations", "journals", "answers", "file again"]
     after: int = _FIRST
+    after_journal: int = _FIRST
     after_answer: AnswerKey = (b"", b"", b"")
     found: tuple[Fault, ...] = ()
 
@@ -116,7 +119,17 @@ async def _one_by_one(
 
 
 def _after_conversations(progress: Progress, last: int | None) -> Progress:
-    return attrs.evolve(progress, stage="answers") if last is None else attrs.evolve(progress, after=last)
+    return attrs.evolve(progress, stage="journals") if last is None else attrs.evolve(progress, after=last)
+
+
+async def look_at_journals(database: Database, progress: Progress) -> tuple[Part[JournalDiagnosis], tuple[Fault, ...]]:
+    """Which of the next journals have no turn, and what kept that from being seen."""
+    following = attrs.evolve(progress, stage="answers")
+    try:
+        found, last = await database.read(partial(_diagnose_journals, progress.after_journal))
+    except StoreError as error:
+        return Part((), following), (_unreadable("chatflow_journal", error),)
+    return Part(found, following if last is None else attrs.evolve(progress, after_journal=last)), ()
 
 
 async def look_at_answers(database: Database, progress: Progress) -> tuple[Part[AnswerDiagnosis], tuple[Fault, ...]]:
@@ -133,9 +146,11 @@ async def examine_next(database: Database, after: Progress | None) -> Part[Fault
     """The next faults."""
     if after is None:
         return Part(await look_at_file(database), Progress(stage="conversations"))
-    diagnoses: Part[Diagnosis] | Part[AnswerDiagnosis]
+    diagnoses: Part[Diagnosis] | Part[JournalDiagnosis] | Part[AnswerDiagnosis]
     if after.stage == "conversations":
         diagnoses, unseen = await look_at_conversations(database, after)
+    elif after.stage == "journals":
+        diagnoses, unseen = await look_at_journals(database, after)
     else:
         diagnoses, unseen = await look_at_answers(database, after)
     faults = (repair.fault for diagnosis in diagnoses.items for repair in diagnosis.repairs)
@@ -161,8 +176,8 @@ def _file_faults(connection: Connection) -> tuple[Fault, ...]:
     lines = [line for row in connection.execute(INTEGRITY_CHECK) for line in str(row[0]).splitlines()]
     faults = [_integrity_fault(line) for line in dict.fromkeys(lines) if line != "ok" and not line.startswith("***")]
     for table, rowid, parent, _ in connection.execute(FOREIGN_KEY_CHECK):
-        # Those two are looked at a conversation at a time, and other programs' tables are theirs.
-        if table.startswith("chatflow_") and table not in {"chatflow_messages", "chatflow_turns"}:
+        # Those are looked at by themselves, and other programs' tables are theirs.
+        if table.startswith("chatflow_") and table not in {"chatflow_messages", "chatflow_turns", "chatflow_journal"}:
             reason = f"the row of {parent} that it names does not exist"
             faults.append(Fault(kind="file", session_id="", row=f"{table}, rowid {rowid}", reason=reason))
     return tuple(faults)
@@ -189,6 +204,13 @@ def _diagnose_slice(after: int, connection: Connection) -> tuple[tuple[Diagnosis
         if messages >= _MESSAGES:
             return tuple(found), session_key
     return tuple(found), keys[-1][0] if len(keys) == _CONVERSATIONS else None
+
+
+def _diagnose_journals(after: int, connection: Connection) -> tuple[tuple[JournalDiagnosis, ...], int | None]:
+    found = connection.execute(JOURNALS_AFTER, {"after": after, "last": _LAST, "limit": _JOURNALS}).fetchall()
+    diagnoses = [diagnose_journal(turn_id, connection) for (turn_id,) in found]
+    last = diagnoses[-1].turn_id if len(diagnoses) == _JOURNALS else None
+    return tuple(each for each in diagnoses if each.repairs), last
 
 
 def _names_after(after: int, connection: Connection) -> list[tuple[int, object, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 import attrs
 
@@ -15,14 +15,24 @@ from chatflow.sqlite.answers import LOOK_AT_ANSWER, AnswerKey, diagnose_answer, 
 from chatflow.sqlite.aside import put_aside
 from chatflow.sqlite.database import Connection, Database
 from chatflow.sqlite.diagnosis import Diagnosis, diagnose
-from chatflow.sqlite.examination import Progress, is_of_index, look_at_answers, look_at_conversations, look_at_file
+from chatflow.sqlite.examination import (
+    Progress,
+    is_of_index,
+    look_at_answers,
+    look_at_conversations,
+    look_at_file,
+    look_at_journals,
+)
+from chatflow.sqlite.journals import mend_journal
+from chatflow.sqlite.turn_diagnosis import diagnose_turns
+from chatflow.sqlite.turn_mending import changes, is_held, mend_turns
 
 SESSION_NOW: Final[LiteralString] = """
-    SELECT version, EXISTS (
-        SELECT 1 FROM chatflow_turns WHERE session_key = :session_key AND state = 'running'
+    SELECT version, (
+        SELECT holder FROM chatflow_turns WHERE session_key = :session_key AND state = 'running'
     ) FROM chatflow_sessions WHERE session_key = :session_key
 """
-"""Whether a conversation is as it was when it was looked at, and whether a turn of it is under way."""
+"""Whether a conversation is as it was when it was looked at, and who has its turn."""
 
 MEND_SESSION: Final[LiteralString] = """
     UPDATE chatflow_sessions SET
@@ -71,6 +81,7 @@ _REINDEX: Final[tuple[LiteralString, ...]] = (
     "REINDEX chatflow_messages",
     "REINDEX chatflow_processed_messages",
     "REINDEX chatflow_turns",
+    "REINDEX chatflow_journal",
     "REINDEX chatflow_set_aside",
 )
 
@@ -100,6 +111,11 @@ async def mend_next(database: Database, after: Progress | None, now: str) -> Par
         following = conversations.next
         for diagnosis in conversations.items:
             repairs += await database.write(partial(mend, diagnosis, now), durable=True)
+    elif after.stage == "journals":
+        journals, unseen = await look_at_journals(database, after)
+        following = journals.next
+        for journal in journals.items:
+            repairs += await database.write(partial(mend_journal, journal.turn_id, now), durable=True)
     else:
         answers, unseen = await look_at_answers(database, after)
         following = answers.next
@@ -124,22 +140,33 @@ def _gone(found: tuple[Fault, ...], left: tuple[Fault, ...], action: Action) -> 
 
 
 def mend(diagnosis: Diagnosis, now: str, connection: Connection) -> tuple[Repair, ...]:
-    """Mend one conversation, unless a turn of it is under way."""
+    """Mend one conversation and its turns, but for what somebody has in hand."""
     session_key = {"session_key": diagnosis.session_key}
-    version, is_running = connection.execute(SESSION_NOW, session_key).fetchone() or (None, False)
+    found = connection.execute(SESSION_NOW, session_key).fetchone()
+    version, holder = found or (None, None)
     if version != diagnosis.seen:
         # Somebody has committed since it was looked at, and may have changed all of it.
         diagnosis = diagnose(diagnosis.session_key, connection)
-        if not diagnosis.repairs:
-            return ()
-    if is_running:
-        return tuple(attrs.evolve(repair, action="left alone") for repair in diagnosis.repairs)
-    put_aside(diagnosis.set_aside, now, connection)
-    if version is None:
-        connection.execute(DELETE_TURNS, session_key)
+    repairs = diagnosis.own_repairs
+    if not repairs:
+        pass
+    elif is_held(holder):
+        repairs = tuple(attrs.evolve(repair, action="left alone") for repair in repairs)
     else:
-        values = _values(_SESSION_COLUMNS, diagnosis.columns)
+        _mend_session(diagnosis, now, connection, exists=found is not None)
+    # Looked at again, since turns come and go without a commit.
+    turns = diagnose_turns(diagnosis.session_key, diagnosis.now, diagnosis.later, connection) if found else ()
+    return (*repairs, *mend_turns(turns, now, connection))
+
+
+def _mend_session(diagnosis: Diagnosis, now: str, connection: Connection, *, exists: bool) -> None:
+    session_key = {"session_key": diagnosis.session_key}
+    put_aside(diagnosis.set_aside, now, connection)
+    if exists:
+        values = changes(_SESSION_COLUMNS, diagnosis.columns)
         connection.execute(MEND_SESSION, {**session_key, **values, "now": now})
+    else:
+        connection.execute(DELETE_TURNS, session_key)
     if diagnosis.drop_before is not None:
         connection.execute(statements.DELETE_MESSAGES_BEFORE, {**session_key, "place": diagnosis.drop_before})
     if diagnosis.messages is not None:
@@ -148,14 +175,6 @@ def mend(diagnosis: Diagnosis, now: str, connection: Connection) -> tuple[Repair
             INSERT_MESSAGE,
             [{**session_key, "place": place, "message_json": text} for place, text in diagnosis.messages],
         )
-    return diagnosis.repairs
-
-
-def _values(columns: tuple[str, ...], changed: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{column: changed.get(column) for column in columns},
-        **{f"has_{column}": column in changed for column in columns},
-    }
 
 
 def mend_answer(key: AnswerKey, now: str, connection: Connection) -> tuple[Repair, ...]:
@@ -169,6 +188,6 @@ def mend_answer(key: AnswerKey, now: str, connection: Connection) -> tuple[Repai
     if diagnosis.columns is None:
         connection.execute(DELETE_ANSWER, names)
     elif diagnosis.columns:
-        values = _values(_ANSWER_COLUMNS, diagnosis.columns)
+        values = changes(_ANSWER_COLUMNS, diagnosis.columns)
         connection.execute(MEND_ANSWER, {**names, **values, "now": now})
     return diagnosis.repairs

@@ -32,6 +32,10 @@ class Notes:
     def take(self, kind: FaultKind, row: str, reason: str, content: Any, action: Action = "set aside") -> None:
         """Note a fault for which *content*, which stands in *row*, is set aside."""
         self.note(kind, row, reason, action)
+        self.keep(row, reason, content)
+
+    def keep(self, row: str, reason: str, content: Any) -> None:
+        """Note what is set aside because of a fault that is noted elsewhere."""
         self.set_aside.append(
             SetAside(
                 owner=self.later.owner,

@@ -178,7 +178,7 @@ def _row_of(
     )
     # Neither is ever so, and the rules rely on it.
     if row.state in LIVE:
-        reading.text(named, f"{where}, holder", holder)
+        reading.name(named, f"{where}, holder", holder)
     if row.message_id is not None:
         reading.text(named, f"{where}, digest", digest)
     return row

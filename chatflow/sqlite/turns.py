@@ -160,9 +160,11 @@ def _place(
             journal = read_journal(runs, key, connection)
             work = None if runs.turn_id == row.turn_id else _work(runs.turn_id, rows.now, connection)
         except CorruptSessionError as error:
-            if runs.turn_id == row.turn_id:
-                raise
             _give_up(rows, runs, error, connection)
+            if runs.turn_id == row.turn_id:
+                # Not raised: that would undo it, and the message would be tried for ever.
+                assert row.digest is not None
+                return Dead(row.digest, runs.attempts)
             continue
         session = operations.load(key, known, connection)
         return Place(

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,8 @@ import anyio
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
-from chatflow.core.messages import Message, Role, ToolCall
+from chatflow.core.messages import AgentResponse, Message, Role, ToolCall
+from chatflow.core.records import PendingTurn
 from chatflow.core.tools import tool
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ChatflowError, StoreError
@@ -119,6 +121,27 @@ async def ask(path: str) -> None:
     """Run a message whose model never answers."""
     async with SQLiteSessionStore(path) as store:
         await Runner(SUPPORT, store, _Silent(), turn_timeout=None).run_async("s", "hello", message_id="m")
+
+
+async def accept(path: str) -> None:
+    """Accept a message, and be gone at the moment that it is."""
+    await Runner(SUPPORT, SQLiteSessionStore(path), _Silent()).accept("s", "hello", message_id="m")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def answer(path: str) -> None:
+    """Accept messages, answer them, and never return from telling the first answer."""
+
+    async def never(turn: PendingTurn, response: AgentResponse) -> None:
+        tell([turn.message_id, response.content])
+        await anyio.sleep_forever()
+
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(SUPPORT, store, _Counting())
+        for number in range(2):
+            await runner.accept("s", "hello", message_id=f"m{number}")
+        async with runner.working(never):
+            await anyio.sleep_forever()
 
 
 async def talk(path: str, turns: str) -> None:
@@ -335,6 +358,8 @@ PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
         create,
         hold,
         ask,
+        accept,
+        answer,
         talk,
         lock,
         no_room,

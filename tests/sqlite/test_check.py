@@ -110,7 +110,7 @@ async def test_ends_of_slices(path: Path, open_store: OpenStore, monkeypatch: py
         return count
 
     at_once = await slices()
-    assert at_once == 3  # the file, the conversations, the answers
+    assert at_once == 4  # the file, the conversations, the journals, the answers
     monkeypatch.setattr(examination, "_MESSAGES", 3)
     assert await slices() == at_once + 2
     monkeypatch.setattr(examination, "_MESSAGES", 500)

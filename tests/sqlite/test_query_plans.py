@@ -16,10 +16,13 @@ from chatflow.sqlite import (
     database,
     diagnosis,
     examination,
+    journals,
     mending,
     rows,
     schema,
     statements,
+    turn_diagnosis,
+    turn_mending,
     turn_statements,
     upgrade,
 )
@@ -40,6 +43,7 @@ PARTS_OF_STATEMENTS: Final = {
     "WORK_AT_HAND": {"USE TEMP B-TREE FOR ORDER BY"},  # of two states, in the order of ids
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
     "SESSION_KEYS_AFTER": {"SCAN CONSTANT ROW", "SCAN found"},  # its own queue, which is as long as the answer
+    "JOURNALS_AFTER": {"SCAN CONSTANT ROW", "SCAN found"},  # likewise
 }
 ON_OPENING_AND_CLOSING: Final = {
     # A dozen rows.
@@ -59,7 +63,7 @@ def all_statements() -> dict[str, str]:
         name: value
         for module in (
             *(statements, turn_statements, rows, database, schema, contents, upgrade),
-            *(answers, aside, diagnosis, examination, mending),
+            *(answers, aside, diagnosis, examination, journals, mending, turn_diagnosis, turn_mending),
         )
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)

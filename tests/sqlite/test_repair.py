@@ -261,7 +261,7 @@ async def test_queued_turn(path: Path, open_store: OpenStore) -> None:
         INSERT INTO chatflow_turns (
             session_key, state, holder, attempt, attempts, lease_seconds, accepted, agent_name, queued_at
         )
-        VALUES (2, 'queued', 'somebody else', 0, 0, 10, 0, 'Support', 'now')
+        VALUES (2, 'queued', 'somebody else', 0, 0, 10, 0, 'Support', '2026-01-01T00:00:00+00:00')
         """,
     )(path)
     assert actions(await open_store().repair()) == ["set aside"]
@@ -379,7 +379,7 @@ async def test_index_over_doubles(path: Path, open_store: OpenStore) -> None:
             INSERT INTO chatflow_turns (
                 session_key, state, holder, attempt, attempts, lease_seconds, accepted, agent_name, queued_at
             )
-            VALUES (1, 'running', 'somebody else', 1, 1, 10, 0, 'Support', 'now')
+            VALUES (1, 'running', 'somebody else', 1, 1, 10, 0, 'Support', '2026-01-01T00:00:00+00:00')
             """
         ]
         * 2

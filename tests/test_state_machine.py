@@ -783,5 +783,5 @@ def test_agrees_with_model(backend: Backend, tmp_path: Path) -> None:
     folders = count()
     run_state_machine_as_test(
         lambda: StoreMachine(backend, tmp_path / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

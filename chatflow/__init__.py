@@ -19,6 +19,7 @@ from chatflow.core.messages import (
 )
 from chatflow.core.pruning import prune
 from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
+from chatflow.core.repairs import Fault, Repair
 from chatflow.core.session import Checkpoint, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
@@ -79,6 +80,7 @@ __all__ = [
     "EngineRequest",
     "EngineTimeoutError",
     "EngineUnavailableError",
+    "Fault",
     "FilePart",
     "Handoff",
     "HandoffError",
@@ -93,6 +95,7 @@ __all__ = [
     "Page",
     "PendingTurn",
     "Receipt",
+    "Repair",
     "Role",
     "Runner",
     "SQLiteSessionStore",

@@ -18,12 +18,12 @@ import pytest
 
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.memory import SessionStore
-from chatflow.core.records import Beat, Beaten, Claim
+from chatflow.core.records import Beat, Beaten, Claim, Key, Place, Snapshot, Ticket
 from chatflow.core.session import SessionContext
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionConflictError, StoreError
 from tests.conformance.conversation import SUPPORT, outside, texts, user
-from tests.conformance.places import place_of, ticket
+from tests.conformance.places import leave, place_of, ticket
 from tests.virtual_time import VirtualLoop
 
 LEASE: Final = 9.0
@@ -219,8 +219,12 @@ def test_in_a_context_of_its_own(loop: VirtualLoop, store: Store) -> None:
             seen.append(session.member_turn is not None)
             return await super().beat_turns(held, watched, everything=everything)
 
+    async def nest() -> None:
+        async with session.turn(lease_seconds=LEASE):
+            await hold(await session_of(session.store, "inner"), 2.5, 3)
+
     session = loop.run(session_of(Looking()))
-    loop.run(hold(session, 7))
+    loop.run(nest())
     assert seen == [False, False]
 
 
@@ -243,6 +247,55 @@ def test_takes_over_from_a_silent_one(loop: VirtualLoop, store: Store, caplog: p
     assert "gave no sign of life for longer than its lease of 9 s" in caplog.text
 
 
+class Elsewhere(Store):
+    """Says of each place that another process's turn stands before it."""
+
+    async def queue_turn(self, ticket: Ticket) -> Any:
+        return elsewhere_of(await super().queue_turn(ticket))
+
+    async def start_turn(
+        self, turn_id: int, attempt: int, key: Key, known: Snapshot | None, max_attempts: int | None
+    ) -> Any:
+        return elsewhere_of(await super().start_turn(turn_id, attempt, key, known, max_attempts))
+
+
+def elsewhere_of(found: Any) -> Any:
+    """The place as one behind another process."""
+    return attrs.evolve(found, behind_own=False) if isinstance(found, Place) else found
+
+
+def test_behind_another_process(loop: VirtualLoop) -> None:
+    """Who waits behind another process looks for its place often, and beats once at first, then each third."""
+    store = Elsewhere()
+
+    async def wait() -> float:
+        session = await session_of(store)
+        await place_of(store, ticket(session, lease_seconds=LEASE))
+        await asyncio.sleep(1)
+        async with session.turn(lease_seconds=LEASE):
+            return loop.time()
+
+    assert 13 <= loop.run(wait()) <= 13.5
+    assert store.times == [1, 4, 7, 10, 13]
+
+
+def test_place_that_has_come_elsewhere(loop: VirtualLoop) -> None:
+    """Who waits behind another process has its place soon after that one has left, though nobody wakes it."""
+    store = Elsewhere()
+
+    async def wait() -> None:
+        session = await session_of(store)
+        place = await place_of(store, ticket(session, lease_seconds=LEASE))
+        waiting = asyncio.create_task(outside(hold(session, 0)))
+        await asyncio.sleep(5)
+        await leave(store, place)
+        await asyncio.sleep(1)
+        assert waiting.done()
+
+    loop.run(wait())
+    assert store.interrupted == []
+
+
 def test_not_from_one_that_beats(loop: VirtualLoop, store: Store) -> None:
     """Who waits behind a row that is beaten in time waits for as long as that takes."""
 
@@ -259,6 +312,28 @@ def test_not_from_one_that_beats(loop: VirtualLoop, store: Store) -> None:
         assert waiting.done()
 
     loop.run(wait())
+
+
+def test_beat_that_comes_at_the_last_moment(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that is beaten after its watcher has looked, and before it marks the row, is watched on, and not logged."""
+
+    class Late(Store):
+        async def interrupt_turn(self, beat: Beat) -> bool:
+            if not self.interrupted:
+                await SessionStore.beat_turns(self, frozenset({beat.turn_id}), frozenset(), everything=False)
+            return await super().interrupt_turn(beat)
+
+    store = Late()
+
+    async def wait() -> None:
+        session = await session_of(store)
+        await place_of(store, ticket(session, lease_seconds=LEASE))
+        await hold(session, 0)
+
+    caplog.set_level(logging.WARNING, "chatflow.turn")
+    loop.run(wait())
+    assert len(store.interrupted) == 2
+    assert caplog.text.count("gave no sign of life") == 1
 
 
 def test_storage_was_held_by_somebody_else(loop: VirtualLoop, store: Store) -> None:
@@ -370,7 +445,7 @@ def interrupt_meanwhile(store: Store, session: SessionContext) -> None:
     turn = session.member_turn
     assert turn is not None
     assert turn.turn_id is not None
-    found = store._rows.turn(turn.turn_id)
+    found = store._tables.rows.turn(turn.turn_id)
     beat = Beat(turn_id=turn.turn_id, attempt=turn.attempt, beat=found.beat, lease_seconds=LEASE)
     elsewhere(SessionStore.interrupt_turn(store, beat))
 
@@ -429,6 +504,7 @@ def test_taken_while_the_loop_ran(loop: VirtualLoop, store: Store, caplog: pytes
             async with session.turn(lease_seconds=LEASE):
                 interrupt_meanwhile(store, session)
                 await asyncio.sleep(10)
+                assert "lost its place" in caplog.text
                 await session.add_message(user("lost"))
 
     caplog.set_level(logging.WARNING, "chatflow.turn")
@@ -449,6 +525,7 @@ def test_queued_place_taken(loop: VirtualLoop, store: Store) -> None:
             await asyncio.sleep(0.1)
             await SessionStore.interrupt_turn(store, Beat(turn_id=queued, attempt=1, beat=0, lease_seconds=LEASE))
             await asyncio.sleep(4)
+            assert [turn.state for turn in await store.pending_turns()] == ["running", "queued", "queued"]
         await asyncio.wait([waiting, behind])
         assert texts(session.history) == ["came meanwhile", "waits"]
 

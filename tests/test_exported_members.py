@@ -15,6 +15,7 @@ PROMISED: Final = {
     *("Agent", "Runner", "tool", "Tool", "ToolContext", "Handoff", "AgentResponse"),
     *("Role", "Message", "ToolCall", "ToolResult"),
     *("SessionContext", "BaseSessionStore", "SessionStore", "SQLiteSessionStore", "DEFAULT_DEDUP_TTL_HOURS"),
+    *("Fault", "Repair"),
     *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine"),
     *("ChatflowError", "SessionError", "SessionNotFoundError", "SessionDeletedError", "SessionConflictError"),
     *("SessionFormatError", "SessionStateError", "CorruptSessionError", "UnmatchedToolResultError"),

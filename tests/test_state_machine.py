@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections.abc import Awaitable, Callable, Coroutine
+import subprocess
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import anyio
 import attrs
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,13 +26,15 @@ from hypothesis.stateful import (
 )
 
 from chatflow.core.agent import Agent
+from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse, Message, Role, ToolCall, ToolResult
 from chatflow.core.pruning import prune
-from chatflow.core.records import Claim
+from chatflow.core.records import Claim, PendingTurn
 from chatflow.core.session import Checkpoint, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError
+from chatflow.runner import Runner
 from tests.backends import BACKENDS, Backend
 
 _T = TypeVar("_T")
@@ -38,6 +42,8 @@ _T = TypeVar("_T")
 AGENTS: Final = {name: Agent(name=name) for name in ("Support", "Billing")}
 REMOVED: Final = object()
 DEFAULT_MAX_TURNS: Final = 2
+MANY: Final = 1000
+"""Attempts: none of the messages is given up."""
 
 ids = st.sampled_from(["a", "b"])
 message_ids = st.sampled_from(["m1", "m2"])
@@ -59,6 +65,33 @@ messages = st.one_of(
 )
 
 Values = dict[str, Any]
+
+
+class Answers:
+    """An engine that repeats what the user has said, unless it is to fail."""
+
+    def __init__(self) -> None:
+        self.failing: set[str] = set()
+
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """Repeat it, or fail."""
+        said = next(message.text for message in reversed(request.messages) if message.role is Role.USER)
+        if said in self.failing:
+            raise ZeroDivisionError
+        return EngineReply(text=f"{said}!")
+
+
+@attrs.define
+class Waiting:
+    """A message in its conversation's line that nobody does at the moment."""
+
+    state: str
+    accepted: bool
+
+
+def plain(messages: Iterable[Message]) -> list[Any]:
+    """What was said, without when and by which agent."""
+    return [(each.role, each.text, each.tool_calls, each.tool_results) for each in messages]
 
 
 def changed(values: Values, changes: Values) -> Values:
@@ -99,6 +132,12 @@ class Conversation:
     values: dict[str, Values]
     messages: list[Message] = attrs.field(factory=list)
     pending: dict[str, Values] = attrs.field(factory=lambda: {"state": {}, "metadata": {}})
+    line: dict[str, Waiting] = attrs.field(factory=dict)
+    """Messages that wait to be answered, in order."""
+    told: set[str] = attrs.field(factory=set)
+    """Messages that failed, and whose callers know."""
+    owed: set[str] = attrs.field(factory=set)
+    """Accepted messages that were answered, and whose answers nobody has heard yet."""
 
     def seen(self, kind: str) -> Values:
         """State or metadata as it is seen outside of turns."""
@@ -108,8 +147,15 @@ class Conversation:
 class Held:
     """A turn that is open across steps, in a task of its own that does what it is told."""
 
-    def __init__(self, conversation: Conversation, session: SessionContext, default_max_turns: int) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        session: SessionContext,
+        default_max_turns: int,
+        message_id: str | None = None,
+    ) -> None:
         self.conversation = conversation
+        self.message_id = message_id
         self.session = session
         self.deleted = False
         self.taken = {kind: dict(waiting) for kind, waiting in conversation.pending.items()}
@@ -125,20 +171,32 @@ class Held:
 
     async def hold(self, began: asyncio.Event) -> None:
         """Take the turn, do what is ordered, and end when nothing more is."""
-        async with self.session.turn():
-            began.set()
-            while True:
-                order, answer = await self.orders.get()
-                if order is None:
-                    answer.set_result(None)
-                    return
-                try:
-                    answer.set_result(await order())
-                except ZeroDivisionError:
-                    answer.set_result(None)
-                    raise
-                except Exception as error:  # noqa: BLE001  # the step that gave the order looks at it
-                    answer.set_exception(error)
+        claim = None if self.message_id is None else Claim(self.message_id, self.message_id)
+        turn = Turn(self.session, claim, None if claim is None else "Support", max_attempts=MANY)
+        assert await turn.take() is None
+        began.set()
+        try:
+            await self.do()
+        except BaseException as error:
+            await turn.drop(error)
+            raise
+        turn.response = None if claim is None else AgentResponse(content="yes", active_agent_name="Support")
+        await turn.commit()
+
+    async def do(self) -> None:
+        """Do what is ordered."""
+        while True:
+            order, answer = await self.orders.get()
+            if order is None:
+                answer.set_result(None)
+                return
+            try:
+                answer.set_result(await order())
+            except ZeroDivisionError:
+                answer.set_result(None)
+                raise
+            except Exception as error:  # noqa: BLE001  # the step that gave the order looks at it
+                answer.set_exception(error)
 
     async def tell(self, order: Callable[[], Awaitable[_T]] | None) -> _T:
         """Have *order* done inside the turn; None ends it."""
@@ -172,13 +230,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.backend = backend
         self.folder = folder
         self.loop = asyncio.Runner()
-        self.store: BaseSessionStore = backend.make(folder, default_max_turns=DEFAULT_MAX_TURNS)
-        self.default_max_turns = DEFAULT_MAX_TURNS
+        self.engine = Answers()
+        self.open(DEFAULT_MAX_TURNS)
         self.conversations: dict[str, Conversation] = {}
         self.held: dict[str, tuple[Held, asyncio.Task[None]]] = {}
         self.processed: set[tuple[str | None, str]] = set()
         self.values = count(1)
         self.newest: str | None = None
+
+    def open(self, default_max_turns: int) -> None:
+        """Open a store on what is there, and a runner on it."""
+        self.store: BaseSessionStore = self.backend.make(self.folder, default_max_turns=default_max_turns)
+        self.runner = Runner(AGENTS["Support"], self.store, self.engine, max_attempts=MANY)
+        self.default_max_turns = default_max_turns
 
     def run(self, operation: Coroutine[Any, Any, _T]) -> _T:
         """Run *operation* as code that belongs to no turn."""
@@ -265,15 +329,161 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.held and self.backend.shares)
     @rule(default_max_turns=st.sampled_from([1, 2, 4]))
     def restart(self, default_max_turns: int) -> None:
-        old, self.store = self.store, self.backend.make(self.folder, default_max_turns=default_max_turns)
+        old = self.store
+        self.open(default_max_turns)
         if self.backend.survives:
             self.run(old.aclose())
         else:
             self.run(self.store.list_sessions())
             self.run(old.aclose())
-        self.default_max_turns = default_max_turns
         for conversation in self.conversations.values():
             conversation.pending = {"state": {}, "metadata": {}}
+
+    @precondition(lambda self: self.backend.survives)
+    @rule(default_max_turns=st.sampled_from([1, 2, 4]))
+    def crash(self, default_max_turns: int) -> None:
+        """Go on with the files as they are, as if the process had been killed, and what it held were nobody's."""
+        old, before = self.store, self.folder
+        self.folder = before.with_name(f"{before.name}x")
+        subprocess.run(["cp", "-r", str(before), str(self.folder)], check=True)
+        self.run(self.kill(old))
+        self.open(default_max_turns)
+        for held, _ in self.held.values():
+            if held.message_id is not None and not held.deleted:
+                # It keeps its place, which is before all that have come since.
+                line = held.conversation.line
+                held.conversation.line = {held.message_id: Waiting("interrupted", accepted=False), **line}
+        self.held.clear()
+        for conversation in self.conversations.values():
+            conversation.pending = {"state": {}, "metadata": {}}
+
+    async def kill(self, store: BaseSessionStore) -> None:
+        """End what the store has under way; none of it reaches the files that are gone on with."""
+        tasks = [task for _, task in self.held.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await store.aclose()
+
+    # --- messages, sent and accepted ---
+
+    def is_under_way(self, session_id: str, message_id: str) -> bool:
+        """Whether the message has a place in the line."""
+        held = self.held.get(session_id)
+        if held is not None and held[0].message_id == message_id and not held[0].deleted:
+            return True
+        conversation = self.conversations.get(session_id)
+        return conversation is not None and message_id in conversation.line
+
+    def begin_with(self, session_id: str) -> None:
+        """The conversation that a message begins, if there is none."""
+        if session_id not in self.conversations:
+            self.conversations[session_id] = Conversation(None, "Support", {"state": {}, "metadata": {}})
+            self.newest = session_id
+
+    def answered(self, session_id: str, message_id: str) -> None:
+        """The model of a message's turn that has committed."""
+        held = self.alone(session_id)
+        held.working.takes(Message(Role.USER, message_id))
+        held.working.takes(Message(Role.MODEL, f"{message_id}!"))
+        self.commit(session_id, held)
+        conversation = self.conversations[session_id]
+        waited = conversation.line.pop(message_id, None)
+        if waited is not None and waited.accepted:
+            conversation.owed.add(message_id)
+        conversation.told.discard(message_id)
+        self.processed.add((session_id, message_id))
+
+    def adopt(self, session_id: str) -> None:
+        """Take over the messages that were made meanwhile, which are those of the model but for when."""
+        conversation = self.conversations[session_id]
+        found = list(self.session(session_id).history)
+        assert plain(found) == plain(conversation.messages)
+        conversation.messages = found
+
+    @rule(session_id=ids, message_id=message_ids, fails=st.booleans())
+    def send(self, session_id: str, message_id: str, fails: bool) -> None:
+        held = self.held.get(session_id)
+        if held is not None and not held[0].deleted:
+            return
+        known = (session_id, message_id) in self.processed
+        self.begin_with(session_id)
+        line = self.conversations[session_id].line
+        before = [] if known else list(line)
+        if message_id in before:
+            before = before[: before.index(message_id)]
+        self.engine.failing = {message_id} if fails else set()
+        try:
+            response = self.run(self.runner.run_async(session_id, message_id, message_id=message_id))
+        except ZeroDivisionError:
+            assert fails
+            assert not known
+            for each in before:
+                self.answered(session_id, each)
+            waited = line.pop(message_id, None)
+            if waited is not None and waited.accepted:
+                # In its place still, which is the first.
+                self.conversations[session_id].line = {message_id: Waiting("accepted", accepted=True), **line}
+            else:
+                self.conversations[session_id].told.add(message_id)
+        else:
+            assert not fails or known
+            assert response.duplicate is known
+            for each in [] if known else [*before, message_id]:
+                self.answered(session_id, each)
+        self.adopt(session_id)
+
+    @rule(session_id=ids, message_id=message_ids)
+    def accept(self, session_id: str, message_id: str) -> None:
+        held = self.held.get(session_id)
+        if held is not None and held[0].message_id == message_id and not held[0].deleted:
+            return
+        receipt = self.run(self.runner.accept(session_id, message_id, message_id=message_id))
+        if (session_id, message_id) in self.processed:
+            assert (receipt.turn_id, receipt.duplicate) == (None, True)
+            return
+        self.begin_with(session_id)
+        conversation = self.conversations[session_id]
+        waited = conversation.line.get(message_id)
+        assert receipt.duplicate is (waited is not None)
+        if waited is None:
+            conversation.line[message_id] = Waiting("accepted", accepted=True)
+            conversation.told.discard(message_id)
+        else:
+            waited.accepted = True
+
+    @precondition(lambda self: not self.held)
+    @rule()
+    def work(self) -> None:
+        """Do all that waits, in order in each conversation."""
+        told: list[tuple[str, str | None]] = []
+        self.engine.failing = set()
+
+        async def on_response(turn: PendingTurn, response: AgentResponse) -> None:
+            told.append((turn.session_id, turn.message_id))
+
+        async def work() -> None:
+            with anyio.fail_after(20):
+                async with self.runner.working(on_response):
+                    while len(told) < owed or any(turn.state != "told" for turn in await self.store.pending_turns()):
+                        await anyio.lowlevel.checkpoint()
+
+        owed = 0
+        for session_id, conversation in self.conversations.items():
+            for message_id in list(conversation.line):
+                self.answered(session_id, message_id)
+            owed += len(conversation.owed)
+        self.run(work())
+        assert sorted(told) == sorted(
+            (session_id, message_id)
+            for session_id, conversation in self.conversations.items()
+            for message_id in conversation.owed
+        )
+        self.newest = None  # conversations are worked on at the same time
+        for session_id, conversation in self.conversations.items():
+            conversation.owed.clear()
+            self.adopt(session_id)
 
     # --- outside of turns ---
 
@@ -342,7 +552,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session_id=ids, message_id=message_ids, fails=st.booleans())
     def answer(self, session_id: str, message_id: str, fails: bool) -> None:
-        if not self.is_free(session_id):
+        if not self.is_free(session_id) or self.is_under_way(session_id, message_id):
             return
         held = self.alone(session_id)
         message = Message(Role.USER, message_id)
@@ -361,24 +571,40 @@ class StoreMachine(RuleBasedStateMachine):
 
         ran = self.run(answer())
         assert ran is ((session_id, message_id) not in self.processed)
+        if ran and fails:
+            self.conversations[session_id].told.add(message_id)
         if ran and not fails:
+            self.conversations[session_id].told.discard(message_id)
             self.processed.add((session_id, message_id))
             held.working.takes(message)
             self.commit(session_id, held)
 
     @rule(session_id=st.one_of(st.none(), ids), message_id=message_ids)
     def mark(self, session_id: str | None, message_id: str) -> None:
+        if session_id is not None and self.is_open_message(session_id, message_id):
+            return
         won = self.run(self.store.mark_message_processed(message_id, session_id=session_id))
         assert won is ((session_id, message_id) not in self.processed)
         self.processed.add((session_id, message_id))
 
+    def is_open_message(self, session_id: str, message_id: str) -> bool:
+        """Whether the message is not answered yet; marked by hand then, it would be both."""
+        conversation = self.conversations.get(session_id)
+        is_told = conversation is not None and message_id in conversation.told
+        return is_told or self.is_under_way(session_id, message_id)
+
     # --- turns that are open across steps ---
 
-    @rule(session_id=ids)
-    def begin_turn(self, session_id: str) -> None:
+    @rule(session_id=ids, message_id=st.one_of(st.none(), message_ids))
+    def begin_turn(self, session_id: str, message_id: str | None) -> None:
         if not self.is_free(session_id) or session_id in self.held:
             return
+        conversation = self.conversations[session_id]
+        if message_id is not None and ((session_id, message_id) in self.processed or conversation.line):
+            return
         held = self.alone(session_id)
+        held.message_id = message_id
+        conversation.told.discard(message_id or "")
 
         async def begin() -> asyncio.Task[None]:
             began = asyncio.Event()
@@ -478,6 +704,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert type(error) is (expected or type(None))
         if error is None:
             self.commit(session_id, held)
+        if held.message_id is not None and not held.deleted:
+            if error is None:
+                self.processed.add((session_id, held.message_id))
+            else:
+                held.conversation.told.add(held.message_id)
 
     # --- what must be true after each step ---
 
@@ -513,8 +744,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert (info.active_agent_name, info.metadata) == (conversation.agent, conversation.values["metadata"])
         if self.newest is not None:
             assert listed[0].session_id == self.newest
+        await self.compare_pending()
         for scope, message_id in self.processed:
             assert await self.store.is_message_processed(message_id, session_id=scope)
+
+    async def compare_pending(self) -> None:
+        expected: list[tuple[str, str | None, str]] = []
+        for session_id, conversation in self.conversations.items():
+            expected += [(session_id, each, waiting.state) for each, waiting in conversation.line.items()]
+            expected += [(session_id, each, "told") for each in conversation.told]
+        expected += [(each, held.message_id, "running") for each, (held, _) in self.held.items() if not held.deleted]
+        found = await self.store.pending_turns()
+        assert sorted((turn.session_id, turn.message_id or "", turn.state) for turn in found) == sorted(
+            (session_id, message_id or "", state) for session_id, message_id, state in expected
+        )
+        for session_id, conversation in self.conversations.items():
+            in_line = [turn.message_id for turn in found if turn.session_id == session_id]
+            assert [each for each in in_line if each in conversation.line] == list(conversation.line)
 
     async def compare_inside(self, held: Held) -> None:
         session, working = held.session, held.working

@@ -121,9 +121,10 @@ class Beats:
         self._held[turn_id] = turn
         self._plan(self._loop.time() + turn.lease_seconds / _PARTS)
 
-    def release(self, turn_id: int) -> None:
-        """The row is gone, or somebody else's."""
-        self._held.pop(turn_id, None)
+    def release(self, turn_id: int, turn: Turn) -> None:
+        """The row is gone, or somebody else's; that may be another turn of this store, which goes on to beat it."""
+        if self._held.get(turn_id) is turn:
+            del self._held[turn_id]
 
     def look_soon(self) -> None:
         """Begin to watch the rows before those that are held."""
@@ -179,7 +180,7 @@ class Beats:
         self._timer = None
         self._silent = self._loop.time() - self._due
         if self._is_needed:
-            self._beating = self._loop.create_task(self._beat(), context=contextvars.Context())
+            self._beating = self._loop.create_task(self._beat())
             # A loop that is stopped just then, with turns left open in it, drops the beat: nobody need be told of it.
             self._beating._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # as in gather()
 
@@ -201,14 +202,18 @@ class Beats:
                 self._plan(min(due, self._last + self._distance(), math.inf if watched is None else watched))
 
     async def _beat_once(self, store: BaseSessionStore) -> None:
-        asked, held = self._loop.time(), dict(self._held)
-        beaten = await store.beat_turns(frozenset(held), frozenset(self._watched), everything=bool(self._all))
-        for turn_id, turn in held.items():
+        asked = self._loop.time()
+        held = [(turn_id, turn, turn.attempt) for turn_id, turn in self._held.items()]
+        beaten = await store.beat_turns(
+            frozenset(turn_id for turn_id, _, _ in held), frozenset(self._watched), everything=bool(self._all)
+        )
+        for turn_id, turn, before in held:
             attempt = beaten.own.get(turn_id)
-            # A row that is just being started has a new fence already; whoever waits for it will see by itself.
-            is_lost = attempt is None or (turn.is_open and attempt != turn.attempt)
-            if is_lost and self._held.get(turn_id) is turn:
-                self.release(turn_id)
+            # A row that is just being started has a new fence already; whoever waits for it will see by itself. And one
+            # that was started or taken anew since the beat has a newer fence than the beat has seen.
+            is_lost = attempt is None or (turn.is_open and attempt != before)
+            if is_lost and turn.attempt == before and self._held.get(turn_id) is turn:
+                self.release(turn_id, turn)
                 turn.lose(self._silent)
         for beat in self._watch.look(beaten.others, self._loop.time(), asked=asked):
             if await store.interrupt_turn(beat):

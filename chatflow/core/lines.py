@@ -64,6 +64,10 @@ class Rows(ABC):
         """Note on a row that was taken who awaits it now, and for how long it may be silent."""
 
     @abstractmethod
+    def share_lease(self, row: Row, of: Row) -> None:
+        """Note that *row* may be silent for as long as *of*: whoever holds that one beats both."""
+
+    @abstractmethod
     def move_journal(self, old: Row, new: Row) -> None:
         """Give the journal of one row to another."""
 
@@ -163,7 +167,10 @@ def start(rows: Rows, row: Row, max_attempts: int | None) -> tuple[Row, Row | No
         if not is_spent(following, max_attempts):
             runs = started(following, rows.holder)
             rows.write(runs)
-            return (runs, runs) if runs.turn_id == row.turn_id else (row, runs)
+            if runs.turn_id == row.turn_id:
+                return runs, runs
+            rows.share_lease(runs, row)
+            return row, runs
         give_up(rows, following)
         if following.turn_id == row.turn_id:
             assert row.digest is not None

@@ -146,6 +146,10 @@ class MemoryRows(Rows):
         turn.parent = ticket.ancestors[-1] if ticket.ancestors else None
         turn.lease_seconds = ticket.lease_seconds
 
+    def share_lease(self, row: Row, of: Row) -> None:
+        """Copy it."""
+        self._turns[row.turn_id].lease_seconds = self._turns[of.turn_id].lease_seconds
+
     def move_journal(self, old: Row, new: Row) -> None:
         """Hand it over."""
         self._turns[new.turn_id].journal = self._turns[old.turn_id].journal
@@ -170,7 +174,7 @@ class MemoryRows(Rows):
             if turn_id not in seen:
                 seen.add(turn_id)
                 waiting += [child for child in self._turns.values() if child.parent == turn_id]
-                waiting += [ahead for ahead in self._line(turn.row.session_key) if ahead.row.turn_id < turn_id]
+                waiting += [ahead for ahead in self._line(turn.row.session_key) if _waits_behind(turn.row, ahead.row)]
         return False
 
     def _line(self, session_key: int) -> list[MemoryTurn]:
@@ -180,3 +184,8 @@ class MemoryRows(Rows):
     def is_gone(self, holder: str) -> bool:
         """They are gone together."""
         return False
+
+
+def _waits_behind(row: Row, other: Row) -> bool:
+    # What runs may have passed the row while it was waiting work, and stands behind it then.
+    return other.turn_id < row.turn_id or other.state is State.RUNNING

@@ -15,11 +15,13 @@ from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.journal import Deed, recording
+from chatflow.core.membership import open_turns, refuse_left_over
 from chatflow.core.messages import Message
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id, check_seconds
+from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.state import Values
-from chatflow.core.turn import OwnTurn, Turn, TurnScope, open_turns, refuse_left_over
+from chatflow.core.turn import Turn
 from chatflow.core.values import EMPTY, freeze_mapping
 from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
 from chatflow.exceptions import (
@@ -386,8 +388,10 @@ class SessionContext:
         if before.session_key == snapshot.session_key and snapshot.version <= before.version:
             return
         if front_stays is None:
+            both_empty = not before.history.body_length and not snapshot.history.body_length
             front_stays = not before.session_key or (
-                snapshot.start == before.start and snapshot.history.system_count == before.history.system_count
+                (both_empty or snapshot.start == before.start)
+                and snapshot.history.system_count == before.history.system_count
             )
         self._reshaped = self._reshaped or not front_stays
         self.new = None

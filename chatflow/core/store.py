@@ -7,14 +7,15 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
 from chatflow.core.beats import Beats
+from chatflow.core.ending import end_turns
 from chatflow.core.finish import finish
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
@@ -46,10 +47,13 @@ from chatflow.core.records import (
     Work,
     check_id,
 )
+from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import SessionContext
-from chatflow.core.turn import Turn, end_turns
+from chatflow.core.turn import Turn
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
+
+_T = TypeVar("_T")
 
 DEFAULT_DEDUP_TTL_HOURS: Final = 192
 """How long a message id is remembered: 8 days, since WhatsApp delivers a webhook again for up to 7."""
@@ -239,6 +243,71 @@ class BaseSessionStore(ABC):
             if count < _SLICE:
                 return purged
             await yield_once()  # as in clear()
+
+    async def check(self) -> tuple[Fault, ...]:
+        """All that is wrong with what the store holds, of every owner; empty if nothing is. Changes nothing.
+
+        It finds rows that can't be read (messages, metadata, state, names, turns, stored answers), histories that break
+        the rules of `prune` (its *max_turns* aside) or have gaps, rows whose conversation does not exist, and what the
+        storage's own integrity check finds. A fault that only the storage can see, such as an index that lacks a row,
+        may be reported beside the row it hides.
+
+        Conversations are looked at a few at a time, so that other operations run in between, and each as one commit
+        left it. It reads everything once, on a file's reading thread: about a second for 25,000 messages beside other
+        work. The integrity check is one step, and holds up other reads as long as reading the whole file takes; turns
+        go on meanwhile, but for those that have to wait for a read. In memory it runs on the event loop.
+
+        Raises:
+            StoreError: The storage can't be opened or read at all.
+        """
+        return await _gathered(self.examine)
+
+    async def repair(self) -> tuple[Repair, ...]:
+        """Mend all that can be mended by rule, and return what was done about each fault; empty if there was none.
+
+        Nothing is thrown away: what is taken out is set aside as it stood (in a file, in the table
+        ``chatflow_set_aside``), with its owner, session id, source and the reason. It goes when the conversation is
+        deleted. The rules:
+
+        - A message that can't be read is set aside. Those after a gap, or after what was taken out, follow on.
+        - Then the rules of `prune` decide, with no limit of turns: system messages stand first; what comes before the
+          first user message is set aside, and so is a result without its call. Of a tool message with several results
+          the others stay; the whole message is set aside as it was.
+        - Metadata or state that can't be read is set aside, and empty from then on; a number of turns becomes the
+          store's; a moment, another known one or now.
+        - A name that can't be read (of an owner, a session or an agent) is written with replacement characters; an
+          owner's and a session's get ``(session_key 7)`` appended, so that they are nobody else's.
+        - A turn is not run again where nobody can know what it was to do or has done: its message, or a line of its
+          journal, can't be read or is missing. What can't be read, and the whole journal, is set aside, and the turn is
+          dead; without a message id, or where that can't be read, its row is set aside.
+        - A turn that names nobody who has it in hand, though somebody must, is interrupted.
+        - A stored answer that can't be read is set aside, and its message id stays known. An id that can't be read is
+          set aside with all that is kept of it.
+        - Rows whose conversation, or whose turn, does not exist are set aside.
+        - Indexes are built anew where the integrity check finds fault with one. What else it finds can't be mended.
+
+        Each conversation is mended in one durable transaction of its own, as a commit: whoever has it open sees it with
+        the next turn or `get`, and a session of this store and event loop at once. A conversation with a turn under way
+        is left alone, and so is a turn that somebody has in hand: it ends by itself, or is interrupted and then mended.
+        Two programs may repair at once; run twice, it finds nothing the second time but what can't be mended. It costs
+        what `check` does, two more integrity checks where one finds something, and the writing thread for as long as
+        one conversation's messages, or an index, take to be written.
+
+        Raises:
+            StoreError: The storage can't be opened, read or written; what was mended before that stays mended.
+        """
+        return await _gathered(self._repair_slice)
+
+    async def _repair_slice(self, after: object | None) -> Part[Repair]:
+        part = await finish(self.mend(after))
+        changed = {each.fault.session_id for each in part.items if each.fault.owner == self._owner and each.is_done}
+        for session_id in changed:
+            key = Key(self._owner, session_id)
+            live = self._live.get(key)
+            found = Seen.ABSENT if live is None else await self.load_session(key, live.known)
+            if live is not None and isinstance(found, Snapshot):
+                live.show(found)
+        return part
 
     def set_agent_resolver(self, resolver: AgentResolver) -> None:
         """Let *resolver* give the live agent for a stored name, or None for a name it does not know."""
@@ -476,10 +545,11 @@ class BaseSessionStore(ABC):
         """Make of the row what `rows.interrupted` says, if its beat is still the same; True if so."""
 
     @abstractmethod
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Take up to *limit* rows that nobody has in hand: answered ones, then the first of each line that is work.
 
-        Only those of that application, and of a line only what no other row stands before, passed ones excepted.
+        Only those of that application, and of a line only what no other row stands before, passed ones excepted. From
+        now on each may be silent for *lease_seconds*, whatever was true for who had it before.
         """
 
     @abstractmethod
@@ -503,12 +573,34 @@ class BaseSessionStore(ABC):
         """Delete up to *limit* expired ids of every owner, and return how many they were."""
 
     @abstractmethod
+    async def examine(self, after: object | None) -> Part[Fault]:
+        """The next slice of what is wrong, as `check` says; *after* is the `next` of the slice before."""
+
+    @abstractmethod
+    async def mend(self, after: object | None) -> Part[Repair]:
+        """Mend the next slice of what is wrong, as `repair` says; *after* is the `next` of the slice before.
+
+        Each conversation in one operation, in which nobody's turn is under way, and which gives it a new version.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Release the storage, and wake all who wait in its line. The second time there is nothing to do."""
 
     @abstractmethod
     def abandon(self) -> bool:
         """Release the storage without waiting, since nobody holds the store any more. True if it was open."""
+
+
+async def _gathered(slice_after: Callable[[object | None], Awaitable[Part[_T]]]) -> tuple[_T, ...]:
+    items: list[_T] = []
+    part = await slice_after(None)
+    while True:
+        items += part.items
+        if part.next is None:
+            return tuple(items)
+        await yield_once()  # where a cancellation can end it, which a repair's slices hold off
+        part = await slice_after(part.next)
 
 
 def _check_cursor(cursor: object, name: str) -> int | None:

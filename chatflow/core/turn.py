@@ -1,21 +1,24 @@
-"""The turn: its place in the conversation's line, who belongs to it, what it changes, and its one commit."""
+"""The turn: its place in the conversation's line, what it changes, and its one commit.
+
+One object from the first to the last, which is why this is longer than other modules: whatever ends it, it knows which
+row is to be given back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import attrs
 
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS, Beats
+from chatflow.core.ending import give_back
 from chatflow.core.finish import finish
 from chatflow.core.journal import Entry
+from chatflow.core.membership import before_waiting, join, leave_ended, open_turns
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import (
     Answered,
@@ -46,7 +49,6 @@ from chatflow.exceptions import (
 
 if TYPE_CHECKING:
     from chatflow.core.session import SessionContext
-    from chatflow.core.store import BaseSessionStore
 
 logger = logging.getLogger("chatflow.turn")
 
@@ -58,28 +60,6 @@ _LOOK_BEHIND_OWN: Final = 5.0
 
 _SEEN_SECONDS: Final = 0.05
 """How long a member of a turn takes it for the running one without asking the storage."""
-
-_LAST_WORDS: Final = 1.0
-"""Seconds that a cancelled turn has to end when its store is closed."""
-
-_memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
-
-
-before_waiting: ContextVar[Callable[[], None] | None] = ContextVar("chatflow_before_waiting", default=None)
-"""Called before the running code waits for another turn, to let go of what that turn may need."""
-
-
-def open_turns() -> tuple[Turn, ...]:
-    """The open turns that the running code belongs to, outermost first."""
-    return tuple(turn for turn in _memberships.get() if turn.is_open)
-
-
-def refuse_left_over(session: SessionContext) -> None:
-    """Raise `SessionConflictError` for code of a turn that has ended without a commit: nothing of it may stay."""
-    if any(turn.session is session and turn.is_dropped for turn in _memberships.get()):
-        raise SessionConflictError(
-            session_id=session.session_id, reason="the turn that this code belongs to has ended without a commit"
-        )
 
 
 class Turn:
@@ -219,7 +199,7 @@ class Turn:
 
     def _refuse(self, found: Answered | InProgress | Dead | Cycle | Lost) -> None:
         """Raise the error that *found* means, if it means one."""
-        session = self.session
+        store, session = self.session.store, self.session
         if isinstance(found, Lost):
             raise self._lost(found)
         if isinstance(found, Cycle):
@@ -232,6 +212,7 @@ class Turn:
         if found.digest is not None and found.digest != claim.digest:
             raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
         if isinstance(found, Dead):
+            store.line.wake_all()  # it may just have given up its place in the line
             raise MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
 
     async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
@@ -277,7 +258,7 @@ class Turn:
     def _release(self) -> int | None:
         turn_id, self.turn_id = self.turn_id, None
         if turn_id is not None and self._beats is not None:
-            self._beats.release(turn_id)
+            self._beats.release(turn_id, self)
         return turn_id
 
     def lose(self, silent_seconds: float) -> None:
@@ -285,8 +266,8 @@ class Turn:
         if not self._is_lost:
             self._log_loss(silent_seconds)
         self._is_lost = True
-        if not self.is_open and self.turn_id is not None:
-            self.session.store.line.wake((self.turn_id,))
+        # Whoever waits for it, or behind it, waits for somebody else now, who wakes nobody here.
+        self.session.store.line.wake_all()
 
     def _log_loss(self, silent_seconds: float) -> None:
         logger.warning(
@@ -358,13 +339,13 @@ class Turn:
         self.is_open = True
         self.task = asyncio.current_task()
         self._seen_at = time.monotonic()
-        _memberships.set((*open_turns(), self))
+        join(self)
 
     def _end(self) -> None:
         # Before anything is awaited: what members do from here on belongs to a turn of their own.
         self.is_open = False
         self.task = None
-        _memberships.set(open_turns())
+        leave_ended()
 
     def cancel(self) -> None:
         """Cancel the task that began the turn, from any thread."""
@@ -488,7 +469,8 @@ class Turn:
             self._end()
         self.is_ending = True
         try:
-            await self._leave(self._end_by(error), hold=self.hands_on)
+            # Work done for somebody else stays in hand until it is tried again: the next one would do that at once.
+            await self._leave(self._end_by(error), hold=self.hands_on or self.work is not None)
         finally:
             self.is_ending = False
 
@@ -530,114 +512,3 @@ class Turn:
         store.line.abandoned.append((leaving, self))
         if not later:
             await finish(give_back(store))
-
-
-async def give_back(store: BaseSessionStore) -> None:
-    """Give back the rows whose turns have ended without a commit.
-
-    A row that can't be given back now, because the disk is full for instance, goes before the next turn queues: the
-    error that ended its turn is the one to show, and a row left standing would hold up the conversation.
-    """
-    abandoned = store.line.abandoned
-    while abandoned:
-        leaving, turn = abandoned.pop()
-        try:
-            left = await store.leave_turn(leaving)
-        except StoreClosedError:
-            return
-        except StoreError:
-            logger.warning("store %s: the place of turn %d will be given back later", store.name, leaving.turn_id)
-            abandoned.append((leaving, turn))
-            return
-        except BaseException:
-            abandoned.append((leaving, turn))
-            raise
-        turn.ended_as(left.state)
-        store.line.ended(leaving.turn_id, left.next_turn)
-
-
-async def end_turns(store: BaseSessionStore, grace: float) -> None:
-    """Wait until the turns under way have ended, those of the calling code excepted; after *grace* seconds cancel them.
-
-    Whoever has not ended a second after that is left alone: its commit will fail.
-    """
-    own, me = open_turns(), asyncio.current_task()
-
-    def others() -> list[Turn]:
-        return [turn for turn in store.turns if turn.is_under_way and turn not in own and turn.task is not me]
-
-    store.line.wake_all()  # those that wait for their place are refused it
-    await _until_ended(others, grace)
-    for turn in others():
-        turn.cancel()
-    await _until_ended(others, _LAST_WORDS)
-
-
-async def _until_ended(others: Callable[[], list[Turn]], seconds: float) -> None:
-    with anyio.move_on_after(seconds):
-        while turns := others():
-            with turns[0].session.store.line.waiting(turns[0].turn_id or 0) as waiter:
-                while turns[0].is_under_way:
-                    await waiter.wait(_LOOK_BEHIND_OTHERS)
-
-
-class TurnScope:
-    """``async with session.turn():``, entered once."""
-
-    def __init__(self, session: SessionContext, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> None:
-        self._session = session
-        self._lease_seconds = lease_seconds
-        self._turn: Turn | None = None
-
-    async def __aenter__(self) -> SessionContext:
-        if self._turn is not None and self._turn.is_open:
-            raise TurnInsideTurnError(session_id=self._session.session_id, reason="this turn has been entered already")
-        turn = Turn(self._session, lease_seconds=self._lease_seconds)
-        await turn.take()
-        self._turn = turn
-        return self._session
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._turn is not None
-        if kind is None:
-            await self._turn.commit()
-        else:
-            await self._turn.drop()
-
-
-class OwnTurn:
-    """One operation: inside the running code's turn if it has one, else as a turn of its own."""
-
-    __slots__ = ("_session", "_turn")
-
-    def __init__(self, session: SessionContext) -> None:
-        self._session = session
-        self._turn: Turn | None = None
-
-    async def __aenter__(self) -> Working:
-        session = self._session
-        session.refuse_deleted()
-        await asyncio.sleep(
-            0
-        )  # as every store operation, it yields once; anyio's checkpoint does it at four times the cost
-        member = session.member_turn
-        if member is not None:
-            await member.look()
-            return member.working
-        refuse_left_over(session)
-        turn = Turn(session)
-        await turn.take()
-        self._turn = turn
-        return turn.working
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._turn is None:
-            return
-        if kind is not None:
-            await self._turn.drop()
-            return
-        before = self._session.committed.known
-        try:
-            await self._turn.commit()
-        finally:
-            self._session.follow(before)

@@ -19,7 +19,7 @@ from typing import Final
 
 import anyio
 
-from chatflow.core.turn import before_waiting
+from chatflow.core.membership import before_waiting
 
 _entered: ContextVar[tuple[Slot, ...]] = ContextVar("chatflow_slots", default=())
 

@@ -117,7 +117,8 @@ class Worker:
 
     async def _take(self, limit: int) -> None:
         # Noted inside the operation, so that a cancelled worker still knows what to give back.
-        self._taken += await self._doing.store.take_work(self._doing.agent_name, limit)
+        doing = self._doing
+        self._taken += await doing.store.take_work(doing.agent_name, doing.lease_seconds, limit)
 
     async def _give_back(self) -> None:
         while self._taken:

@@ -11,7 +11,7 @@ from chatflow.core.codec import message_to_json
 from chatflow.core.messages import Message
 from chatflow.core.records import Commit, Committed, Key, Lost, system_place
 from chatflow.core.values import FrozenDict
-from chatflow.sqlite import operations, statements
+from chatflow.sqlite import operations, reading, statements
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.turn_statements import ANSWER_ROW, DROP_JOURNAL, END_TURN
 from chatflow.sqlite.turns import At
@@ -76,7 +76,8 @@ class WriteCommit:
             return version, base.metadata
         # Somebody has merged metadata since the turn began, without a turn: ours joins it, key by key.
         seen, text = connection.execute(statements.READ_METADATA, {"session_key": base.session_key}).fetchone()
-        theirs = operations.values(self.key, f"chatflow_sessions, session_key {base.session_key}, metadata_json", text)
+        row = f"chatflow_sessions, session_key {base.session_key}, metadata_json"
+        theirs = reading.values(self.key.session_id, row, text)
         kept = {name: value for name, value in theirs.items() if name not in commit.metadata_removed}
         merged = FrozenDict({**kept, **commit.metadata_set})
         version = self._update(connection, seen, merged)

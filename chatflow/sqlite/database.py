@@ -80,6 +80,10 @@ FILE_PRAGMAS: Final = (
     ("wal_autocheckpoint", "1000", "measured: the lowest p99 of a commit"),
 )
 
+_ANY_TEXT: Final = partial(str, encoding="utf-8", errors="surrogateescape")
+"""How text is read: bytes that are no UTF-8 come as lone surrogates, for whoever reads the row to refuse by its name.
+By itself the module would fail the whole statement, and all other rows with it."""
+
 _living: dict[str, Database] = {}
 _closing: dict[str, Database] = {}
 """Those that have not yet let go of their place; the next one there waits for it."""
@@ -167,6 +171,7 @@ class Database(ABC):
             isolation_level=None,
             check_same_thread=False,
         )
+        connection.text_factory = _ANY_TEXT
         for name, value, _ in CONNECTION_PRAGMAS:
             connection.execute(f"PRAGMA {name}={value}")
         return connection
@@ -243,6 +248,11 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and _primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
+def is_damaged(error: BaseException) -> bool:
+    """Whether a part of the file that the statement needed can't be read."""
+    return isinstance(error, sqlite3.Error) and _primary_code(error) == sqlite3.SQLITE_CORRUPT
+
+
 def _primary_code(error: sqlite3.Error) -> int:
     # Errors that the module raises by itself, such as the use of a closed connection, have no code.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
@@ -256,6 +266,12 @@ _ADVICE: Final[dict[int, str]] = {
     sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
     sqlite3.SQLITE_CORRUPT: "restore a backup, or salvage it with SQLite's .recover",
 }
+
+
+def _is_read_only(error: BaseException | None) -> bool:
+    """Whether a connection may not write: one that was opened while its file could not be written to never may."""
+    cause = None if error is None else error.__cause__
+    return isinstance(cause, sqlite3.Error) and _primary_code(cause) == sqlite3.SQLITE_READONLY
 
 
 def translate(error: sqlite3.Error, name: str) -> StoreError:
@@ -450,10 +466,11 @@ class FileDatabase(Database):
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
+            # Before it is opened too, which would make an empty file.
+            self._refuse_other_file()
             if self._read_connection is None:
                 self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
                 self._read_connection.execute("PRAGMA query_only=ON")
-            self._refuse_other_file()
             read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)
@@ -481,6 +498,8 @@ class FileDatabase(Database):
                 self._undo()
                 for write in group:
                     write.error = self._explain(write.error or error)
+            if any(_is_read_only(write.error) for write in group):
+                self._let_go_of_connection()
             _deliver(group)
 
     def _run_group(self, group: list[_Write[Any]]) -> None:
@@ -513,9 +532,14 @@ class FileDatabase(Database):
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:
-                # Closing it undoes the transaction too; the next write opens another.
-                self._write_connection = None
-                connection.close()
+                # Closing it undoes the transaction too.
+                self._let_go_of_connection()
+
+    def _let_go_of_connection(self) -> None:
+        """Close the writing connection; the next write opens another."""
+        connection, self._write_connection = self._write_connection, None
+        if connection is not None:
+            connection.close()
 
     def _commit(self, connection: Connection, group: list[_Write[Any]], before: int) -> None:
         if connection.total_changes == before:
@@ -541,7 +565,7 @@ class FileDatabase(Database):
             name = self.location.name
             raise StoreError(
                 f"store {name!r} failed while it committed, and can't be read: whether it holds the change is not known"
-                " until it can be opened again",
+                f" until it can be opened again ({error})",
                 store=name,
             ) from error
         return row is not None and row[0] == str(number)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, LiteralString, TypeVar
 
 import attrs
 
-from chatflow.core.codec import (
-    message_from_json,
-    response_from_json,
-    values_from_json,
-    values_to_json,
-)
+from chatflow.core.codec import values_to_json
 from chatflow.core.history import History
-from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.messages import Message
 from chatflow.core.records import (
     Answered,
     Key,
@@ -28,12 +23,14 @@ from chatflow.core.records import (
     system_place,
 )
 from chatflow.core.values import EMPTY, FrozenDict
-from chatflow.exceptions import CorruptSessionError, SessionFormatError
-from chatflow.sqlite import statements
-from chatflow.sqlite.database import Connection
+from chatflow.exceptions import CorruptSessionError
+from chatflow.sqlite import reading, statements
+from chatflow.sqlite.database import Connection, is_damaged
 from chatflow.sqlite.turn_statements import PURGE_TURNS, TURNS_OF_SESSION
 
 logger = logging.getLogger("chatflow.store")
+
+_T = TypeVar("_T")
 
 _PURGED_WITH_EACH_MARK: Final = 10
 """Expired ids that a mark removes: more than it adds, so that none pile up."""
@@ -49,64 +46,70 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
         known = None
     if known is not None and known.version == version:
         return Seen.UNCHANGED
-    history, start, system_start = _load_history(key, session_key, known, connection)
-    where = f"chatflow_sessions, session_key {session_key}"
+    history, start, system_start = _load_history(key, session_key, fresh_position(version), known, connection)
+    where, session_id = f"chatflow_sessions, session_key {session_key}", key.session_id
     return Snapshot(
         session_key=session_key,
         version=version,
-        agent_name=agent_name,
-        metadata=values(key, f"{where}, metadata_json", metadata_json),
-        state=values(key, f"{where}, state_json", state_json),
-        max_turns=max_turns,
+        agent_name=reading.name(session_id, f"{where}, active_agent_name", agent_name),
+        metadata=reading.values(session_id, f"{where}, metadata_json", metadata_json),
+        state=reading.values(session_id, f"{where}, state_json", state_json),
+        max_turns=reading.max_turns(session_id, f"{where}, max_turns", max_turns),
         history=history,
         start=start,
         system_start=system_start,
     )
 
 
-def values(key: Key, row: str, text: str) -> FrozenDict:
-    """Metadata or state as they were stored."""
+def _rows_of(
+    key: Key, session_key: int, statement: LiteralString, values: dict[str, int], connection: Connection
+) -> list[tuple[Any, ...]]:
+    """A conversation's message rows; where the disk pages that hold them are damaged, the others' may be sound."""
     try:
-        return values_from_json(text)
-    except SessionFormatError as error:
+        return connection.execute(statement, {"session_key": session_key, **values}).fetchall()
+    except Exception as error:
+        if not is_damaged(error):
+            raise
+        row = f"chatflow_messages, session_key {session_key}"
         raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
 
 
-def _message(key: Key, session_key: int, place: int, text: str) -> Message:
-    try:
-        return message_from_json(text)
-    except SessionFormatError as error:
-        row = f"chatflow_messages, session_key {session_key}, place {place}"
-        raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
+def fresh_position(version: int) -> int:
+    """A position past all that the conversation had when it got *version*.
+
+    Each commit has a version of its own and moves on from here or from the last position, by a message each.
+    """
+    return version << 24
 
 
 def _load_history(
-    key: Key, session_key: int, known: Snapshot | None, connection: Connection
+    key: Key, session_key: int, fresh: int, known: Snapshot | None, connection: Connection
 ) -> tuple[History, int, int]:
-    """The messages, of which those that *known* has need not be read again: a place never means two messages."""
-    first_system, first = connection.execute(statements.FIRST_PLACES, {"session_key": session_key}).fetchone()
-    system_start = 0 if first_system is None else first_system - system_place(0)
-    start = first or 0
+    """The messages, of which those that *known* has need not be read again: a place never means two messages.
+
+    Where there are none, no place tells which were used: the next one stands at the position *fresh*.
+    """
+    first_system, first = _rows_of(key, session_key, statements.FIRST_PLACES, {}, connection)[0]
+    for place in (first_system, first):
+        if not isinstance(place, int | None):
+            row = f"chatflow_messages, session_key {session_key}, place {reading.shown(place)}"
+            raise CorruptSessionError(session_id=key.session_id, row=row, reason="its place is not a number")
+    system_start = fresh if first_system is None else first_system - system_place(0)
+    start = fresh if first is None else first
     systems: list[Message] = []
     body: list[Message] = []
     if known is not None and known.system_start <= system_start:
         systems += known.history.systems_from(system_start - known.system_start)
     if known is not None and known.start <= start:
         body += known.history.body_from(start - known.start)
-    rows = connection.execute(
-        statements.LOAD_MESSAGES,
-        {
-            "session_key": session_key,
-            "system_place": system_place(system_start) + len(systems),
-            "place": start + len(body),
-        },
-    )
-    for place, text in rows:
-        expected = start + len(body) if place >= 0 else system_place(system_start) + len(systems)
+    new = {"system_place": system_place(system_start) + len(systems), "place": start + len(body)}
+    for place, text in _rows_of(key, session_key, statements.LOAD_MESSAGES, new, connection):
+        is_system = isinstance(place, int) and place < 0
+        expected = system_place(system_start) + len(systems) if is_system else start + len(body)
         if place != expected:
             row = f"chatflow_messages, session_key {session_key}, place {expected}"
             raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
-        (body if place >= 0 else systems).append(_message(key, session_key, place, text))
+        (systems if is_system else body).append(reading.message(key.session_id, session_key, place, text))
     return History(systems, len(systems), body, 0, len(body)), start, system_start
 
 
@@ -125,7 +128,9 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     ).rowcount
     snapshot = load(key, None, connection)
     assert isinstance(snapshot, Snapshot)
-    if created or not new.metadata:
+    if created:
+        return attrs.evolve(snapshot, start=0, system_start=0)
+    if not new.metadata:
         return snapshot
     metadata = FrozenDict({**snapshot.metadata, **new.metadata})
     version = update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)
@@ -174,50 +179,57 @@ def lost(key: Key, known: Snapshot | None, connection: Connection) -> Lost:
 def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
     """Delete the conversation, if it is there."""
     session_key = find_session(key, connection)
-    return None if session_key is None else _delete_one(key, session_key, connection)
+    connection.execute(statements.FORGET_SET_ASIDE, {"owner": key.owner, "session_id": key.session_id})
+    return None if session_key is None else _delete_one(session_key, connection)
 
 
-def _delete_one(key: Key, session_key: int, connection: Connection) -> tuple[int, ...]:
+def _delete_one(session_key: int, connection: Connection) -> tuple[int, ...]:
     turns = connection.execute(TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
+    connection.execute(statements.FORGET_RESPONSES, {"session_key": session_key})
     connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
-    named = {"owner": key.owner, "session_id": key.session_id}
-    connection.execute(statements.FORGET_RESPONSES, named)
-    connection.execute(statements.DELETE_SET_ASIDE, named)
     return tuple(row[0] for row in turns)
 
 
 def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> tuple[int | None, tuple[int, ...]]:
     """Delete up to *limit* of the owner's conversations."""
-    rows = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
-    turns = [turn for _, key, session_id in rows for turn in _delete_one(Key(owner, session_id), key, connection)]
-    return (rows[-1][0] if len(rows) == limit else None), tuple(turns)
+    found = connection.execute(statements.SESSIONS_AFTER, {"owner": owner, "after": after, "limit": limit}).fetchall()
+    turns: list[int] = []
+    for _, session_key, session_id in found:
+        connection.execute(statements.FORGET_SET_ASIDE, {"owner": owner, "session_id": reading.shown(session_id)})
+        turns += _delete_one(session_key, connection)
+    if len(found) == limit:
+        return found[-1][0], tuple(turns)
+    # What is left was set aside of conversations that are gone, or that nobody can name.
+    connection.execute(statements.FORGET_SET_ASIDE_OF_OWNER, {"owner": owner})
+    return None, tuple(turns)
 
 
 def page_of_sessions(owner: str, limit: int, before: int, connection: Connection) -> Page[SessionInfo]:
     """A page of the owner's conversations."""
-    rows = connection.execute(
+    found = connection.execute(
         statements.PAGE_OF_SESSIONS, {"owner": owner, "before": before, "limit": limit + 1}
     ).fetchall()
-    items = tuple(
-        SessionInfo(
-            session_id=session_id,
-            active_agent_name=agent_name,
-            metadata=_listed(Key(owner, session_id), metadata_json),
-            created_at=dt.datetime.fromisoformat(created_at),
-            updated_at=dt.datetime.fromisoformat(updated_at),
-        )
-        for _, session_id, agent_name, metadata_json, created_at, updated_at in rows[:limit]
+    return Page(tuple(map(_info, found[:limit])), found[limit - 1][0] if len(found) > limit else None)
+
+
+def _info(row: tuple[Any, ...]) -> SessionInfo:
+    _, session_id, agent_name, metadata_json, created_at, updated_at = row
+    return SessionInfo(
+        session_id=reading.shown(session_id),
+        active_agent_name=reading.shown(agent_name),
+        metadata=_listed(session_id, "metadata_json", metadata_json, reading.values, EMPTY),
+        created_at=_listed(session_id, "created_at", created_at, reading.moment, reading.LONG_AGO),
+        updated_at=_listed(session_id, "updated_at", updated_at, reading.moment, reading.LONG_AGO),
     )
-    return Page(items, rows[limit - 1][0] if len(rows) > limit else None)
 
 
-def _listed(key: Key, metadata_json: str) -> FrozenDict:
+def _listed(session_id: str, column: str, value: object, read: Callable[[str, str, object], _T], otherwise: _T) -> _T:
     # One conversation that can't be read must not hide all others.
     try:
-        return values(key, "chatflow_sessions, metadata_json", metadata_json)
+        return read(session_id, f"chatflow_sessions, {column}", value)
     except CorruptSessionError as error:
-        logger.warning("%s; it is listed without its metadata", error)
-        return EMPTY
+        logger.warning("%s; it is listed without its %s", error, column)
+        return otherwise
 
 
 def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:
@@ -225,12 +237,10 @@ def page_of_messages(key: Key, limit: int, before: int, connection: Connection) 
     session_key = find_session(key, connection)
     if session_key is None:
         return None
-    rows = connection.execute(
-        statements.PAGE_OF_MESSAGES, {"session_key": session_key, "before": before, "limit": limit + 1}
-    ).fetchall()
-    page = rows[:limit]
-    items = tuple(_message(key, session_key, place, text) for place, text in reversed(page))
-    return Page(items, page[-1][0] if len(rows) > limit else None)
+    found = _rows_of(key, session_key, statements.PAGE_OF_MESSAGES, {"before": before, "limit": limit + 1}, connection)
+    page = found[:limit]
+    items = tuple(reading.message(key.session_id, session_key, place, text) for place, text in reversed(page))
+    return Page(items, page[-1][0] if len(found) > limit else None)
 
 
 def find_processed(scope: Key, message_id: str, expired_before: str, connection: Connection) -> Answered | None:
@@ -246,16 +256,11 @@ def find_processed(scope: Key, message_id: str, expired_before: str, connection:
     ).fetchone()
     if row is None:
         return None
-    digest, text = row
-    return Answered(digest, None if text is None else _response(scope, message_id, text))
-
-
-def _response(scope: Key, message_id: str, text: str) -> AgentResponse:
-    try:
-        return response_from_json(text)
-    except SessionFormatError as error:
-        row = f"chatflow_processed_messages, message_id {message_id!r}"
-        raise CorruptSessionError(session_id=scope.session_id, row=row, reason=str(error)) from error
+    digest, response = row
+    where = f"chatflow_processed_messages, message_id {message_id!r}"
+    if digest is not None:
+        digest = reading.text(scope.session_id, f"{where}, digest", digest)
+    return Answered(digest, None if response is None else reading.response(scope.session_id, where, response))
 
 
 def mark(

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import attrs
 
-from chatflow.core.codec import values_from_json, values_to_json
+from chatflow.core.codec import values_to_json
 from chatflow.core.lines import Rows, interrupt
-from chatflow.core.records import Claim, Ticket
-from chatflow.core.rows import Row, State
+from chatflow.core.records import Claim, Key, Ticket
+from chatflow.core.rows import LIVE, Row
 from chatflow.core.values import FrozenDict
-from chatflow.exceptions import SessionFormatError
+from chatflow.exceptions import CorruptSessionError
+from chatflow.sqlite import reading
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.database import Connection, living_holders
 from chatflow.sqlite.holder import is_gone
@@ -30,15 +31,6 @@ def work_to_json(claim: Claim | None) -> str | None:
     return values_to_json(FrozenDict(user_message=claim.user_message, metadata=claim.metadata))
 
 
-def work_from_json(text: str) -> tuple[str, FrozenDict]:
-    """The user's message and the metadata; `SessionFormatError` for anything else."""
-    work = values_from_json(text)
-    user_message, metadata = work.get("user_message"), work.get("metadata")
-    if not isinstance(user_message, str) or not isinstance(metadata, FrozenDict):
-        raise SessionFormatError(path="work_json", reason="it is not a message and its metadata")
-    return user_message, metadata
-
-
 class SqliteRows(Rows):
     """The rows as one transaction sees them."""
 
@@ -49,7 +41,7 @@ class SqliteRows(Rows):
 
     def _row(self, statement: str, **parameters: Any) -> Row | None:
         found = self._connection.execute(statement, parameters).fetchone()
-        return None if found is None else _read(found)
+        return None if found is None else _read(found, self._connection)
 
     def find(self, turn_id: int) -> Row | None:
         """By its id."""
@@ -116,6 +108,10 @@ class SqliteRows(Rows):
             {"turn_id": row.turn_id, "parent": _parent(ticket), "lease_seconds": ticket.lease_seconds},
         )
 
+    def share_lease(self, row: Row, of: Row) -> None:
+        """Copy it."""
+        self._connection.execute(statements.SHARE_LEASE, {"turn_id": row.turn_id, "of": of.turn_id})
+
     def move_journal(self, old: Row, new: Row) -> None:
         """Rename its lines."""
         self._connection.execute(statements.MOVE_JOURNAL, {"old": old.turn_id, "new": new.turn_id})
@@ -145,27 +141,66 @@ def _parent(ticket: Ticket) -> int | None:
     return ticket.ancestors[-1] if ticket.ancestors else None
 
 
-def _read(found: tuple[Any, ...]) -> Row:
-    turn_id, session_key, state, holder, attempt, attempts, accepted, agent_name, message_id, digest = found
-    return Row(
+def _read(found: tuple[Any, ...], connection: Connection) -> Row:
+    try:
+        return _row_of("", *found)
+    except CorruptSessionError as error:
+        # Asked for only now, since nearly every row can be read.
+        key = key_of(found[0], connection)
+        raise CorruptSessionError(session_id=key.session_id, row=error.row, reason=error.reason) from error
+
+
+def _row_of(
+    named: str,
+    turn_id: int,
+    session_key: int,
+    state: object,
+    holder: object,
+    attempt: object,
+    attempts: object,
+    accepted: object,
+    agent_name: object,
+    message_id: object,
+    digest: object,
+) -> Row:
+    where = f"chatflow_turns, turn_id {turn_id}"
+    row = Row(
         turn_id=turn_id,
         session_key=session_key,
-        state=State(state),
-        holder=holder,
-        attempt=attempt,
-        attempts=attempts,
-        accepted=bool(accepted),
-        agent_name=agent_name,
-        message_id=message_id,
-        digest=digest,
+        state=reading.state(named, f"{where}, state", state),
+        holder=reading.optional_text(named, f"{where}, holder", holder),
+        attempt=reading.number(named, f"{where}, attempt", attempt),
+        attempts=reading.number(named, f"{where}, attempts", attempts),
+        accepted=bool(reading.number(named, f"{where}, accepted", accepted)),
+        agent_name=reading.optional_text(named, f"{where}, agent_name", agent_name),
+        message_id=reading.optional_text(named, f"{where}, message_id", message_id),
+        digest=reading.optional_text(named, f"{where}, digest", digest),
     )
+    # Neither is ever so, and the rules rely on it.
+    if row.state in LIVE:
+        reading.name(named, f"{where}, holder", holder)
+    if row.message_id is not None:
+        reading.text(named, f"{where}, digest", digest)
+    return row
+
+
+def key_of(turn_id: int, connection: Connection) -> Key:
+    """Whose turn it is, as far as that can be read."""
+    owner, session_id = connection.execute(statements.KEY_OF_TURN, {"turn_id": turn_id}).fetchone()
+    return Key(reading.shown(owner), reading.shown(session_id))
 
 
 def release(holder: str, connection: Connection) -> None:
     """Interrupt all that *holder*, who is gone or about to go, has in hand."""
     rows = SqliteRows(connection, holder, now="")  # no row leaves its line by that
     for found in connection.execute(statements.ROWS_OF_HOLDER, {"holder": holder}).fetchall():
-        interrupt(rows, _read(found))
+        try:
+            row = _read(found, connection)
+        except CorruptSessionError as error:
+            # One row must not keep all others from being free, and the file from being opened.
+            logger.warning("a turn that nobody has in hand any more stays as it is: %s", error)
+        else:
+            interrupt(rows, row)
     connection.execute(_DELETE_MARK, {"holder": holder})
 
 
@@ -173,7 +208,7 @@ def release_the_gone(holder: str, connection: Connection) -> bool:
     """Interrupt all that processes have in hand which are gone from this machine. True if there was any."""
     living = living_holders() | {holder}
     holders = {row[0] for statement in (statements.HOLDERS, _MARKS) for row in connection.execute(statement)}
-    gone = [other for other in holders if is_gone(other, living)]
+    gone = [other for other in holders if reading.is_text(other) and is_gone(other, living)]
     for other in gone:
         logger.info("what a process that is gone had in hand is free again (%s)", other)
         release(other, connection)

@@ -58,7 +58,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # chatflow-agent's clear(), which has foreign keys off and would delete all conversations, whoever's they are.
         """
         CREATE TRIGGER chatflow_sessions_deleting BEFORE DELETE ON chatflow_sessions BEGIN
-            INSERT INTO chatflow_messages (session_key, place, message_json)
+            INSERT OR IGNORE INTO chatflow_messages (session_key, place, message_json)
             VALUES (OLD.session_key, 9223372036854775807, '');
         END
         """,
@@ -127,15 +127,15 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (turn_id, step)
         ) STRICT, WITHOUT ROWID
         """,
-        # What was taken out of a conversation because it can't be part of one, as it was. source is the table and key
-        # it stood in. Without a session_id it belonged to none.
+        # What an upgrade or a repair has taken out of conversations, as it stood, text or bytes. source is the table
+        # and key it stood in. Without a session_id it belonged to no conversation.
         """
         CREATE TABLE chatflow_set_aside (
             set_aside_id INTEGER PRIMARY KEY,
             owner TEXT NOT NULL DEFAULT '',
             session_id TEXT,
             source TEXT NOT NULL,
-            content TEXT,
+            content ANY,
             reason TEXT NOT NULL,
             set_aside_at TEXT NOT NULL
         ) STRICT

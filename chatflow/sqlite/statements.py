@@ -78,11 +78,6 @@ DELETE_SESSION: Final[LiteralString] = """
 """
 """A conversation; its messages and turns go with it."""
 
-DELETE_SET_ASIDE: Final[LiteralString] = """
-    DELETE FROM chatflow_set_aside WHERE owner = :owner AND session_id = :session_id
-"""
-"""What was taken out of a conversation goes with it."""
-
 SESSIONS_AFTER: Final[LiteralString] = """
     SELECT version, session_key, session_id FROM chatflow_sessions
     WHERE owner = :owner AND version > :after ORDER BY version LIMIT :limit
@@ -100,6 +95,16 @@ PAGE_OF_MESSAGES: Final[LiteralString] = """
     WHERE session_key = :session_key AND place < :before ORDER BY place DESC LIMIT :limit
 """
 """The last messages before a place."""
+
+FORGET_SET_ASIDE: Final[LiteralString] = """
+    DELETE FROM chatflow_set_aside WHERE owner = :owner AND session_id = :session_id
+"""
+"""What was set aside of a deleted conversation."""
+
+FORGET_SET_ASIDE_OF_OWNER: Final[LiteralString] = """
+    DELETE FROM chatflow_set_aside WHERE owner = :owner
+"""
+"""What was set aside of an owner's conversations."""
 
 # --- message ids ---
 
@@ -121,9 +126,11 @@ MARK_PROCESSED: Final[LiteralString] = """
 
 FORGET_RESPONSES: Final[LiteralString] = """
     UPDATE chatflow_processed_messages SET response_json = NULL
-    WHERE owner = :owner AND session_id = :session_id AND response_json IS NOT NULL
+    WHERE response_json IS NOT NULL AND (owner, session_id) = (
+        SELECT owner, session_id FROM chatflow_sessions WHERE session_key = :session_key
+    )
 """
-"""Deleting a conversation removes its stored answers; the ids stay known."""
+"""Before a conversation is deleted: its stored answers go, the ids stay known."""
 
 PURGE_PROCESSED: Final[LiteralString] = """
     DELETE FROM chatflow_processed_messages WHERE (owner, session_id, message_id) IN (

@@ -38,13 +38,16 @@ from chatflow.core.records import (
     Ticket,
     Work,
 )
+from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.exceptions import StoreClosedError, StoreError
 from chatflow.sqlite import operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
+from chatflow.sqlite.examination import Progress, examine_next
 from chatflow.sqlite.location import locate
+from chatflow.sqlite.mending import mend_next
 from chatflow.sqlite.schema import LIFECYCLE
 from chatflow.sqlite.turns import At
 
@@ -243,11 +246,11 @@ class SQLiteSessionStore(BaseSessionStore):
         """Change the row, if its beat is the same."""
         return await self._write(turns.interrupt, beat, self._at(), durable=False)
 
-    async def take_work(self, agent_name: str, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
         """Look first, since there is mostly nothing, and then take."""
         if not await self._read(turns.is_work_at_hand, agent_name):
             return ()
-        return await self._write(turns.take_work, agent_name, limit, self._at(), durable=False)
+        return await self._write(turns.take_work, agent_name, lease_seconds, limit, self._at(), durable=False)
 
     async def end_answered(self, turn_id: int, attempt: int) -> None:
         """Delete the row."""
@@ -272,3 +275,15 @@ class SQLiteSessionStore(BaseSessionStore):
     async def purge_processed(self, limit: int) -> int:
         """Delete a slice."""
         return await self._write(operations.purge, limit, self._expired_before(), durable=False)
+
+    # --- damage ---
+
+    async def examine(self, after: object | None) -> Part[Fault]:
+        """Read a slice on the reading thread."""
+        assert after is None or isinstance(after, Progress)
+        return await examine_next(self._in_use(), after)
+
+    async def mend(self, after: object | None) -> Part[Repair]:
+        """Read a slice, and write what it needs, an operation for each conversation."""
+        assert after is None or isinstance(after, Progress)
+        return await mend_next(self._in_use(), after, _text(self._clock()))

@@ -87,16 +87,36 @@ AWAIT_ROW: Final[LiteralString] = """
 """
 """Who awaits a row that was taken."""
 
+TAKE_LEASE: Final[LiteralString] = """
+    UPDATE chatflow_turns SET lease_seconds = :lease_seconds WHERE turn_id = :turn_id
+"""
+"""How long whoever has taken a row may be silent."""
+
+SHARE_LEASE: Final[LiteralString] = """
+    UPDATE chatflow_turns SET lease_seconds = (
+        SELECT of.lease_seconds FROM chatflow_turns AS of WHERE of.turn_id = :of
+    )
+    WHERE turn_id = :turn_id
+"""
+"""The same, of one who holds another row already."""
+
 DELETE_ROW: Final[LiteralString] = "DELETE FROM chatflow_turns WHERE turn_id = :turn_id"
 """A row, and with it its journal."""
 
 HOLDER_BEFORE: Final[LiteralString] = """
     SELECT holder FROM chatflow_turns
-    WHERE session_key = :session_key AND turn_id < :turn_id
-        AND state IN ('queued', 'running', 'accepted', 'interrupted')
+    WHERE session_key = :session_key AND turn_id < :turn_id AND state IN ('queued', 'running')
     ORDER BY turn_id DESC LIMIT 1
 """
-"""Whose row stands directly before a place."""
+"""Whose row stands directly before a place. Waiting work does not count, also where a worker of ours holds it until it
+tries again: its doer need not be the next who ends, and others may pass it."""
+
+KEY_OF_TURN: Final[LiteralString] = """
+    SELECT session.owner, session.session_id
+    FROM chatflow_turns AS turn JOIN chatflow_sessions AS session USING (session_key)
+    WHERE turn.turn_id = :turn_id
+"""
+"""Whose a row is."""
 
 READ_WORK: Final[LiteralString] = """
     SELECT
@@ -161,12 +181,15 @@ WAITS_FOR: Final[LiteralString] = """
         JOIN chatflow_turns AS child ON child.parent = awaited.turn_id
         UNION
         SELECT ahead.turn_id, ahead.session_key FROM awaited
-        JOIN chatflow_turns AS ahead ON ahead.session_key = awaited.session_key AND ahead.turn_id < awaited.turn_id
-            AND ahead.state IN ('queued', 'running', 'accepted', 'interrupted')
+        JOIN chatflow_turns AS ahead ON ahead.session_key = awaited.session_key AND (
+            ahead.state = 'running'
+            OR (ahead.turn_id < awaited.turn_id AND ahead.state IN ('queued', 'accepted', 'interrupted'))
+        )
     )
     SELECT turn_id FROM awaited
 """
-"""All turns that one queued now would wait for: its line, what those asked for inside, and who is before that."""
+"""All turns that one queued now would wait for: its line, what those asked for inside, and who is before that. What
+runs may have passed a row while that was waiting work, and stands behind it then."""
 
 BEAT: Final[LiteralString] = """
     UPDATE chatflow_turns SET beat = beat + 1
@@ -234,7 +257,7 @@ WRITE_JOURNAL: Final[LiteralString] = """
 """A line of a journal; none where the fence has changed."""
 
 READ_JOURNAL: Final[LiteralString] = """
-    SELECT entry_json FROM chatflow_journal WHERE turn_id = :turn_id ORDER BY step
+    SELECT step, entry_json FROM chatflow_journal WHERE turn_id = :turn_id ORDER BY step
 """
 """A journal, in order."""
 

@@ -14,9 +14,7 @@ import attrs
 import orjson
 
 from chatflow.core import lines
-from chatflow.core.codec import entry_from_json
 from chatflow.core.journal import Entry
-from chatflow.core.messages import AgentResponse
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -37,11 +35,12 @@ from chatflow.core.records import (
 )
 from chatflow.core.rows import Row, State, taken
 from chatflow.core.values import EMPTY
-from chatflow.exceptions import CorruptSessionError, SessionFormatError
-from chatflow.sqlite import operations
+from chatflow.exceptions import CorruptSessionError
+from chatflow.sqlite import operations, reading
 from chatflow.sqlite import turn_statements as statements
+from chatflow.sqlite.aside import put_journal_aside
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.rows import SqliteRows, release_the_gone, work_from_json, work_to_json
+from chatflow.sqlite.rows import SqliteRows, key_of, release_the_gone, work_to_json
 
 logger = logging.getLogger("chatflow.store")
 
@@ -161,8 +160,7 @@ def _place(
             journal = read_journal(runs, key, connection)
             work = None if runs.turn_id == row.turn_id else _work(runs.turn_id, rows.now, connection)
         except CorruptSessionError as error:
-            logger.error("turn %d is given up: %s", runs.turn_id, error)  # noqa: TRY400  # the trace tells nothing more
-            lines.give_up(rows, runs)
+            _give_up(rows, runs, error, connection)
             if runs.turn_id == row.turn_id:
                 # Not raised: that would undo it, and the message would be tried for ever.
                 assert row.digest is not None
@@ -193,13 +191,23 @@ def read_journal(row: Row, key: Key, connection: Connection) -> tuple[Entry, ...
     if row.message_id is None:
         return ()
     entries: list[Entry] = []
-    for (text,) in connection.execute(statements.READ_JOURNAL, {"turn_id": row.turn_id}):
-        try:
-            entries.append(entry_from_json(text))
-        except SessionFormatError as error:
-            where = f"chatflow_journal, turn_id {row.turn_id}"
-            raise CorruptSessionError(session_id=key.session_id, row=where, reason=str(error)) from error
+    for expected, (step, text) in enumerate(
+        connection.execute(statements.READ_JOURNAL, {"turn_id": row.turn_id}), start=1
+    ):
+        where = f"chatflow_journal, turn_id {row.turn_id}, step {expected}"
+        if step != expected:
+            raise CorruptSessionError(session_id=key.session_id, row=where, reason="the row is missing")
+        entries.append(reading.entry(key.session_id, where, text))
     return tuple(entries)
+
+
+def _give_up(rows: SqliteRows, row: Row, error: CorruptSessionError, connection: Connection) -> None:
+    """Give up work that can't be read; of its journal, nobody knows any more what it keeps from being done twice."""
+    logger.error("turn %d is given up: %s", row.turn_id, error)
+    put_journal_aside(
+        row.turn_id, key_of(row.turn_id, connection), f"its turn was given up: {error}", rows.now, connection
+    )
+    lines.give_up(rows, row)
 
 
 def _work(turn_id: int, now: str, connection: Connection) -> Work:
@@ -209,22 +217,18 @@ def _work(turn_id: int, now: str, connection: Connection) -> Work:
 
 def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
     turn_id, _, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
-    try:
-        user_message, metadata = (None, EMPTY) if work_json is None else work_from_json(work_json)
-        queued = dt.datetime.fromisoformat(queued_at)
-    except (SessionFormatError, ValueError) as error:
-        raise CorruptSessionError(
-            session_id=session_id, row=f"chatflow_turns, turn_id {turn_id}", reason=str(error)
-        ) from error
+    where = f"chatflow_turns, turn_id {turn_id}"
+    user_message, metadata = reading.work(session_id, f"{where}, work_json", work_json)
+    queued = reading.moment(session_id, f"{where}, queued_at", queued_at)
     return PendingTurn(
         turn_id=turn_id,
-        session_id=session_id,
-        message_id=message_id,
+        session_id=reading.shown(session_id),
+        message_id=reading.optional_text(session_id, f"{where}, message_id", message_id),
         user_message=user_message,
         metadata=metadata,
-        agent_name=agent_name,
-        state=state,
-        attempts=attempts,
+        agent_name=reading.optional_text(session_id, f"{where}, agent_name", agent_name),
+        state=reading.state(session_id, f"{where}, state", state),
+        attempts=reading.number(session_id, f"{where}, attempts", attempts),
         queued_at=queued,
         age=dt.datetime.fromisoformat(now) - queued,
     )
@@ -301,7 +305,8 @@ def beat(held: frozenset[int], watched: frozenset[int], everything: bool, at: At
     others = tuple(
         Beat(turn_id=turn_id, attempt=attempt, beat=count, lease_seconds=lease_seconds)
         for turn_id, attempt, count, lease_seconds in found
-        if turn_id not in own
+        # What can't be read is no sign of life, nor of its end.
+        if turn_id not in own and all(isinstance(each, int | float) for each in (attempt, count, lease_seconds))
     )
     return Beaten(own=own, others=others)
 
@@ -316,7 +321,7 @@ def is_work_at_hand(agent_name: str, connection: Connection) -> bool:
     return bool(connection.execute(statements.IS_WORK_AT_HAND, {"agent_name": agent_name}).fetchone()[0])
 
 
-def take_work(agent_name: str, limit: int, at: At, connection: Connection) -> tuple[Work, ...]:
+def take_work(agent_name: str, lease_seconds: float, limit: int, at: At, connection: Connection) -> tuple[Work, ...]:
     """Take answers to hand on, then work to do."""
     rows = at.rows(connection)
     answers = [
@@ -331,46 +336,44 @@ def take_work(agent_name: str, limit: int, at: At, connection: Connection) -> tu
         row = found.fetchone()
         if row is None:
             break
-        work = rows.find(row[0])
-        assert work is not None
-        if lines.first_to_take(rows, work):
-            todo.append(row[0])
+        try:
+            work = rows.find(row[0])
+            assert work is not None
+            if lines.first_to_take(rows, work):
+                todo.append(row[0])
+        except CorruptSessionError as error:
+            # A line that can't be read must not keep the others waiting.
+            logger.warning("turn %d is not taken: %s", row[0], error)
     found.close()
-    works = [_take(rows, turn_id, connection) for turn_id in (*answers, *todo)]
+    works = [_take(rows, turn_id, lease_seconds, connection) for turn_id in (*answers, *todo)]
     return tuple(work for work in works if work is not None)
 
 
-def _take(rows: SqliteRows, turn_id: int, connection: Connection) -> Work | None:
-    row = rows.find(turn_id)
+def _take(rows: SqliteRows, turn_id: int, lease_seconds: float, connection: Connection) -> Work | None:
+    try:
+        row = rows.find(turn_id)
+    except CorruptSessionError as error:
+        logger.warning("turn %d is not taken: %s", turn_id, error)
+        return None
     assert row is not None
     answered = row.state is State.ANSWERED
     row = attrs.evolve(row, holder=rows.holder, attempt=row.attempt + 1) if answered else taken(row, rows.holder)
     rows.write(row)
+    connection.execute(statements.TAKE_LEASE, {"turn_id": turn_id, "lease_seconds": lease_seconds})
     try:
         work = _work(turn_id, rows.now, connection)
+        if not answered:
+            return work
+        assert row.message_id is not None
+        answer = operations.find_processed(work.key, row.message_id, "", connection)
     except CorruptSessionError as error:
-        logger.error("turn %d is given up: %s", turn_id, error)  # noqa: TRY400  # the trace tells nothing more
-        lines.give_up(rows, row)
+        _give_up(rows, row, error, connection)
         return None
-    if not answered:
-        return work
-    response = _answer(work, connection)
-    if response is None:
-        # There is nothing that anybody could be told.
+    if answer is None or answer.response is None:
+        # Nobody kept what there was to say.
         rows.delete(row)
         return None
-    return attrs.evolve(work, response=response)
-
-
-def _answer(work: Work, connection: Connection) -> AgentResponse | None:
-    message_id = work.turn.message_id
-    assert message_id is not None
-    try:
-        answer = operations.find_processed(work.key, message_id, "", connection)
-    except CorruptSessionError as error:
-        logger.error("the answer of turn %d can't be told: %s", work.turn.turn_id, error)  # noqa: TRY400  # as above
-        return None
-    return None if answer is None else answer.response
+    return attrs.evolve(work, response=answer.response)
 
 
 def end_answered(turn_id: int, attempt: int, at: At, connection: Connection) -> None:
@@ -390,4 +393,21 @@ def _listed(found: tuple[Any, ...], now: str) -> PendingTurn:
         return _pending(found, now)
     except CorruptSessionError as error:
         logger.warning("%s; it is listed without its message", error)
-        return _pending((*found[:4], None, *found[5:8], now, found[9]), now)
+    turn_id, _, session_id, message_id, _, agent_name, state, attempts, queued_at, _ = found
+    asked = dt.datetime.fromisoformat(now)
+    try:
+        queued = reading.moment(session_id, "", queued_at)
+    except CorruptSessionError:
+        queued = asked
+    return PendingTurn(
+        turn_id=turn_id,
+        session_id=reading.shown(session_id),
+        message_id=None if message_id is None else reading.shown(message_id),
+        user_message=None,
+        metadata=EMPTY,
+        agent_name=None if agent_name is None else reading.shown(agent_name),
+        state=reading.shown(state),
+        attempts=attempts if isinstance(attempts, int) else 0,
+        queued_at=queued,
+        age=asked - queued,
+    )

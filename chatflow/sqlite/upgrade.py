@@ -9,7 +9,7 @@ import datetime as dt
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Final, LiteralString, TypeGuard, cast
+from typing import Any, Final, LiteralString, cast
 
 import attrs
 import orjson
@@ -20,6 +20,8 @@ from chatflow.core.pruning import Window
 from chatflow.core.records import system_place
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionFormatError, UnstorableValueError
+from chatflow.sqlite import reading
+from chatflow.sqlite.aside import SetAside, put_aside
 from chatflow.sqlite.database import Connection
 
 logger = logging.getLogger("chatflow.store")
@@ -86,12 +88,6 @@ _ADD_ID: Final[LiteralString] = """
 """
 """A message id, in the scope of those that were marked without a conversation: chatflow-agent kept none with it."""
 
-_SET_ASIDE: Final[LiteralString] = """
-    INSERT INTO chatflow_set_aside (session_id, source, content, reason, set_aside_at)
-    VALUES (:session_id, :source, :content, :reason, :now)
-"""
-"""What can't stay."""
-
 
 @attrs.define
 class Moved:
@@ -120,7 +116,6 @@ class Moved:
 
 def upgrade(connection: Connection, create_tables: Callable[[], None]) -> Moved:
     """Replace chatflow-agent's tables by ours, which *create_tables* makes, and move what they hold."""
-    strict, connection.text_factory = connection.text_factory, _text_of
     for statement in (*_COMPLETE, *_RENAME):
         connection.execute(statement)
     create_tables()
@@ -130,7 +125,6 @@ def upgrade(connection: Connection, create_tables: Callable[[], None]) -> Moved:
     upgraded.moved.deleted = connection.execute(_COUNT_DELETED).fetchone()[0]
     for statement in _DROP:
         connection.execute(statement)
-    connection.text_factory = strict
     return upgraded.moved
 
 
@@ -142,16 +136,8 @@ class _Upgrade:
 
     def _set_aside(self, session_id: str | None, source: str, content: object, reason: str) -> None:
         self.moved.set_aside += 1
-        self._connection.execute(
-            _SET_ASIDE,
-            {
-                "session_id": session_id,
-                "source": source,
-                "content": _shown(content),
-                "reason": reason,
-                "now": self._now,
-            },
-        )
+        taken = SetAside(session_id=session_id, source=source, content=content, reason=reason)
+        put_aside([taken], self._now, self._connection)
 
     # --- sessions ---
 
@@ -159,7 +145,7 @@ class _Upgrade:
         """Move all conversations, those changed last at the end."""
         for rowid, *columns in self._connection.execute(_OLD_SESSIONS):
             session_id, agent_name, *rest = columns
-            if _is_text(session_id) and _is_text(agent_name):
+            if reading.is_text(session_id) and reading.is_text(agent_name):
                 self._move_session(rowid, session_id, agent_name, *rest)
             else:
                 self._set_session_aside(rowid, columns)
@@ -227,7 +213,7 @@ class _Upgrade:
         """Move all message ids."""
         for rowid, message_id, processed_at in self._connection.execute(_OLD_IDS):
             moment = _moment(processed_at)
-            if _is_text(message_id) and moment is not None:
+            if reading.is_text(message_id) and moment is not None:
                 self.moved.ids += 1
                 self._connection.execute(_ADD_ID, {"message_id": message_id, "processed_at": moment})
             else:
@@ -286,27 +272,17 @@ def _fields(data: object) -> dict[str, object] | None:
 # --- values of columns, which may hold anything -------------------------------------------------------------------
 
 
-def _text_of(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it is text in valid UTF-8."""
-    # What was not valid is now surrogates.
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
 def _json(text: object) -> Any:
     """*text* read. Not by orjson, which makes floats of large integers."""
-    if not _is_text(text):
+    if not reading.is_text(text):
         raise SessionFormatError(path="", reason="it is no text")
     return json.loads(text)
 
 
 def _shown(value: object) -> str | None:
-    """*value* as text, in which bytes that are none are written as Python writes them."""
+    """*value* as text for a list of columns, in which bytes that are no text are written as Python writes them."""
     if isinstance(value, str):
-        value = value.encode("utf-8", "surrogateescape")
+        value = reading.original(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return None if value is None else str(value)

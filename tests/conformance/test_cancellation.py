@@ -118,6 +118,7 @@ async def works(store: BaseSessionStore, session_id: str) -> None:
     assert await store.is_message_processed("next", session_id=session_id)
     assert store.line._waiters == {}
     assert store.line.abandoned == []
+    assert store.turns == [], "a row is still beaten"
 
 
 async def sweep(store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment) -> None:

@@ -124,6 +124,7 @@ async def test_cancels_turns_of_threads(store: BaseSessionStore) -> None:
                 await anyio.sleep_forever()
         except asyncio.CancelledError:
             return "cancelled"
+        return "ended"
 
     thread = asyncio.create_task(outside(anyio.to_thread.run_sync(lambda: asyncio.run(hold()))))
     await here.wait()
@@ -305,7 +306,7 @@ async def test_in_the_task_of_an_open_turn(store: BaseSessionStore) -> None:
                 waits_for = before.run(closing.send, None)
             except StopIteration:
                 return
-            while waits_for is not None and not waits_for.done():
+            while waits_for is not None and not waits_for.done():  # noqa: ASYNC110  # a future is waited for by hand
                 await asyncio.sleep(0)
 
     await asyncio.create_task(open_and_close())

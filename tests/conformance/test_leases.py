@@ -15,6 +15,8 @@ import pytest
 
 from chatflow.core.beats import Beats
 from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.journal import Entry
+from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Beat, Beaten, Claim
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
@@ -22,7 +24,7 @@ from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError
 from chatflow.runner import Runner
-from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, stored, texts, user
+from tests.conformance.conversation import BILLING, SUPPORT, model, outside, queued, stored, texts, user
 from tests.conformance.places import place_of, ticket
 
 LEASE: Final = 0.03
@@ -32,7 +34,7 @@ def freeze(store: BaseSessionStore) -> None:
     """Give no more signs of life for the turns under way, as if the process had been stopped."""
     for turn in store.turns:
         assert turn.turn_id is not None
-        store.beats.release(turn.turn_id)
+        store.beats.release(turn.turn_id, turn)
 
 
 async def overtaken(session: SessionContext) -> None:
@@ -178,6 +180,39 @@ async def test_overtaken_run(store: BaseSessionStore) -> None:
     assert answer.content == "again"
 
 
+async def test_fence(store: BaseSessionStore) -> None:
+    """A message whose row somebody else runs by now neither commits nor writes its journal, nor gives the row back."""
+    session = await store.get_or_create("s", SUPPORT)
+    taken, committed = asyncio.Event(), asyncio.Event()
+
+    async def take_over() -> None:
+        turn = Turn(session, Claim("m", "hello"), "Support", lease_seconds=LEASE)
+        assert await turn.take() is None
+        assert (turn.turn_id, turn.attempt > first.attempt) == (first.turn_id, True)
+        taken.set()
+        await committed.wait()
+        await session.add_message(user("by the second"))
+        turn.response = AgentResponse(content="yes", active_agent_name="Support")
+        await turn.commit()
+
+    first = Turn(session, Claim("m", "hello"), "Support", lease_seconds=LEASE)
+    await first.take()
+    await session.add_message(user("by the first"))
+    freeze(store)
+    second = asyncio.create_task(outside(take_over()))
+    await taken.wait()
+    with pytest.raises(SessionConflictError):
+        await first.note(Entry(iteration=0, message=model("lost")), durable=True)
+    first.response = AgentResponse(content="no", active_agent_name="Support")
+    with pytest.raises(SessionConflictError):
+        await first.commit()
+    assert await in_line(store)() == ["running"]
+    committed.set()
+    await second
+    assert texts((await store.messages("s")).items) == ["by the second"]
+    assert await in_line(store)() == []
+
+
 async def test_silent_and_not_overtaken(store: BaseSessionStore) -> None:
     """A turn that was silent for long and that nobody waited behind commits as usual."""
     session = await store.get_or_create("s", SUPPORT)
@@ -291,7 +326,7 @@ async def test_message_dead_after_as_many_takeovers(store: BaseSessionStore) -> 
         turn = Turn(session, Claim("m", "hello"), "Support", lease_seconds=LEASE, max_attempts=2)
         assert await outside(turn.take()) is None
         assert turn.turn_id is not None
-        store.beats.release(turn.turn_id)
+        store.beats.release(turn.turn_id, turn)
         await wait_for_turn(session, "passes")
     await Runner(SUPPORT, store, ScriptedEngine(["next"]), max_attempts=2).run_async("s", "next")
     assert await in_line(store)() == ["dead"]

@@ -244,6 +244,37 @@ async def test_turn_brings_session_up_to_date(store: BaseSessionStore, second: B
     assert texts(other.history) == ["hello", "hello!", "again"]
 
 
+async def test_others_cleared_history(store: BaseSessionStore, second: BaseSessionStore) -> None:
+    """A session shows that another store has cleared the history."""
+    session = await store.get_or_create("s", SUPPORT)
+    await session.add_message(system("be brief"))
+    await say(session, "hello")
+    other = await second.get("s")
+    assert other is not None
+    await other.clear_history()
+    await store.get("s")
+    assert session.history == []
+
+
+async def test_said_anew_after_clearing(
+    open_store: OpenStore, store: BaseSessionStore, second: BaseSessionStore
+) -> None:
+    """A session that has seen neither the clearing nor what was said then takes none of its old messages for new."""
+    session = await store.get_or_create("s", SUPPORT)
+    await session.add_message(system("be brief"))
+    await say(session, "hello")
+    other = await second.get("s")
+    assert other is not None
+    await other.clear_history()
+    third = await open_store().get("s")
+    assert third is not None
+    await third.add_message(system("be kind"))
+    await say(third, "good morning", "how are you?")
+    async with session.turn():
+        assert texts(session.history) == texts(third.history)
+    assert texts(session.history)[:2] == ["be kind", "good morning"]
+
+
 async def test_stores_take_turns(store: BaseSessionStore, second: BaseSessionStore) -> None:
     """A turn of another store on the same data waits for this one's."""
     session = await store.get_or_create("s", SUPPORT)

@@ -8,7 +8,7 @@ import functools
 import os
 import random
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,7 @@ async def disturbed(
     mend: Change,
     *,
     says: str,
+    rounds: int = ROUNDS,
     file: Path | None = None,
     shim: Path | None = None,
 ) -> Row:
@@ -51,7 +52,7 @@ async def disturbed(
         sender = Sender(crew, choices)
         async with asyncio.timeout(50):
             await _send(sender, [Sent(f"c{number}", f"w{number}", "plain") for number in range(3)])
-            for turn in range(ROUNDS):
+            for turn in range(rounds):
                 sender.may_repeat.clear()
                 sender.hit()
                 await fault(crew)
@@ -73,11 +74,8 @@ async def disturbed(
     errors = [error for sent in everything for error in sent.errors]
     if row.injected and not any(says in error for error in errors):
         verdict.broken.append(f"no error says {says!r}: {errors[:3]}")
-    row.notes.append(
-        f"{len(errors)} deliveries were refused, such as {errors[0].replace(str(folder), '')!r}"
-        if errors
-        else "none was refused"
-    )
+    # Not how many: that differs each time.
+    row.notes += sorted({f"said: {_general(error, path)}" for error in errors})
     return row.add(verdict)
 
 
@@ -87,6 +85,10 @@ async def _felt(sender: Sender, sents: list[Sent]) -> None:
         async with asyncio.timeout(LONGEST):
             while not all(sent.errors or sent.acked_at for sent in sents):
                 await sender.news()
+
+
+def _general(error: str, path: Path) -> str:
+    return error.replace(str(path), path.name)
 
 
 def _messages(choices: random.Random, turn: int) -> list[Sent]:
@@ -126,14 +128,14 @@ async def _differ(crew: Crew, path: Path) -> list[str]:
 # --- a full disk ---
 
 
-async def full(folder: Path, seed: int) -> list[Row]:
+async def full(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """No room: on a small file system, where one can be mounted, and by a limit of the process."""
     limited = folder / "limited"
     limited.mkdir()
-    return [await _small_file_system(folder, seed), await _limit(limited, seed)]
+    return [await _small_file_system(folder, seed, rounds), await _limit(limited, seed, rounds)]
 
 
-async def _small_file_system(folder: Path, seed: int) -> Row:
+async def _small_file_system(folder: Path, seed: int, rounds: int) -> Row:
     row = Row(fault="disk full", layer="file system (tmpfs, 16 MB)", injected=0)
     small = folder / "small"
     small.mkdir()
@@ -145,7 +147,7 @@ async def _small_file_system(folder: Path, seed: int) -> Row:
     ballast = small / "ballast"
 
     async def fill(_crew: Crew) -> None:
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:  # noqa: ASYNC230  # nobody waits
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(b"x" * 4096)
 
@@ -153,20 +155,28 @@ async def _small_file_system(folder: Path, seed: int) -> Row:
         ballast.unlink()
 
     try:
-        return await disturbed(folder, seed, row, fill, make_room, says="make room on the disk", file=small / "chat.db")
+        return await disturbed(
+            folder,
+            seed,
+            row,
+            fill,
+            make_room,
+            says="make room on the disk",
+            rounds=rounds,
+            file=small / "chat.db",
+        )
     finally:
         _run("umount", "--lazy", str(small))
 
 
-async def _limit(folder: Path, seed: int) -> Row:
+async def _limit(folder: Path, seed: int, rounds: int) -> Row:
     async def limit(crew: Crew, room: int | None) -> None:
         for worker in crew.workers.values():
             await worker.order("limit", path=str(folder / "chat.db-wal"), room=room)
 
     row = Row(fault="no file may grow (RLIMIT_FSIZE)", layer="system calls of the process", injected=0)
-    return await disturbed(
-        folder, seed, row, functools.partial(limit, room=9000), functools.partial(limit, room=None), says="StoreError"
-    )
+    narrow, wide = functools.partial(limit, room=9000), functools.partial(limit, room=None)
+    return await disturbed(folder, seed, row, narrow, wide, says="StoreError", rounds=rounds)
 
 
 # --- a disk that fails ---
@@ -180,7 +190,7 @@ KINDS: Final = {
 }
 
 
-async def failing(folder: Path, seed: int) -> list[Row]:
+async def failing(folder: Path, seed: int, rounds: int = ROUNDS, kinds: Iterable[str] = KINDS) -> list[Row]:
     """Single calls of the system that fail, below SQLite."""
     shim = folder / "failing_disk.so"
     try:
@@ -189,13 +199,10 @@ async def failing(folder: Path, seed: int) -> list[Row]:
         row = Row(fault="I/O errors", layer="below SQLite (LD_PRELOAD)", injected=0)
         row.notes.append("left out: there is no C compiler here")
         return [row]
-    rows: list[Row] = []
-    for kind, what in KINDS.items():
-        rows.append(await _failing(folder, seed, shim, kind, what))
-    return rows
+    return [await _failing(folder, seed, shim, kind, rounds) for kind in kinds]
 
 
-async def _failing(folder: Path, seed: int, shim: Path, kind: str, what: str) -> Row:
+async def _failing(folder: Path, seed: int, shim: Path, kind: str, rounds: int) -> Row:
     place = folder / kind
     place.mkdir()
     choices = random.Random(seed)
@@ -207,14 +214,14 @@ async def _failing(folder: Path, seed: int, shim: Path, kind: str, what: str) ->
     async def disarm(crew: Crew) -> int:
         return sum([await worker.order("disk", call="", skip=0, count=0) for worker in crew.workers.values()])
 
-    row = Row(fault=f"disk, {what}", layer="below SQLite (LD_PRELOAD)", injected=0)
-    return await disturbed(place, seed, row, arm, disarm, says="", shim=shim)
+    row = Row(fault=f"disk, {KINDS[kind]}", layer="below SQLite (LD_PRELOAD)", injected=0)
+    return await disturbed(place, seed, row, arm, disarm, says="", rounds=rounds, shim=shim)
 
 
 # --- permissions ---
 
 
-async def forbidden(folder: Path, seed: int) -> list[Row]:
+async def forbidden(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """The file may not be written to any more, neither by those who have it open nor by one that starts now."""
     row = Row(fault="permissions taken away", layer="file system", injected=0)
     files = [folder / name for name in ("chat.db", "chat.db-wal")]
@@ -246,6 +253,7 @@ async def forbidden(folder: Path, seed: int) -> list[Row]:
                 functools.partial(change, how=may_not, replace=True),
                 functools.partial(change, how=may, replace=False),
                 says="writable",
+                rounds=rounds,
             )
         ]
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -21,7 +21,10 @@ from chatflow.core.prompt import to_prompt
 from chatflow.core.pruning import prune
 from tests.faults.ledger import Ledger, Sent
 
-TOOL_WRITES = {"plain": "plain", "idempotent": "idempotent", "hang": "idempotent"}
+Runs = defaultdict[tuple[str, int, str], list[dict[str, Any]]]
+"""The runs of tools, by message, batch and tool."""
+
+TOOL_WRITES: Final = {"plain": "plain", "idempotent": "idempotent", "hang": "idempotent"}
 
 
 @attrs.define
@@ -186,7 +189,7 @@ def _judge_effects(
     found: Conversation, its: list[Sent], effects: list[dict[str, Any]], verdict: Verdict, *, journals_lost: bool
 ) -> None:
     names = {sent.message for sent in its}
-    runs: dict[tuple[str, int, str], list[dict[str, Any]]] = defaultdict(list)
+    runs: Runs = defaultdict(list)
     for effect in effects:
         if effect["message"] in names:
             runs[effect["message"], effect["batch"], effect["tool"]].append(effect)
@@ -195,10 +198,17 @@ def _judge_effects(
             verdict.doubled.append(f"{message}: its call {batch} of a plain tool was run {len(its_runs)} times")
         if len({run["key"] for run in its_runs}) > 1:
             verdict.broken.append(f"{message}: its call {batch} of the {tool} tool had several keys")
+    wanted = _results(found, runs, verdict)
+    if found.state != wanted:
+        differ = sorted(set(found.state.items()) ^ set(wanted.items()))
+        verdict.broken.append(f"the state and the results of tools differ: {differ}")
+
+
+def _results(found: Conversation, runs: Runs, verdict: Verdict) -> dict[str, str]:
+    """What the tools have returned, each of which has to have its effect; that is also what they left in the state."""
     wanted: dict[str, str] = {}
     for message, messages in found.turns:
-        batches = [each for each in messages if each.tool_results]
-        for batch, answers in enumerate(batches):
+        for batch, answers in enumerate(each for each in messages if each.tool_results):
             for result in answers.tool_results:
                 tool = TOOL_WRITES[result.name]
                 if result.is_error:
@@ -209,9 +219,7 @@ def _judge_effects(
                 wanted[f"{message}.{batch}.{tool}"] = content["run"]
                 if content["run"] not in [run["run"] for run in runs[message, batch, tool]]:
                     verdict.broken.append(f"{message}: the result {content} of its {tool} tool has no effect")
-    if found.state != wanted:
-        differ = sorted(set(found.state.items()) ^ set(wanted.items()))
-        verdict.broken.append(f"the state and the results of tools differ: {differ}")
+    return wanted
 
 
 async def nothing_left(path: Path, *but: str) -> list[str]:

@@ -97,7 +97,7 @@ async def _stop(crew: Crew, sender: Sender, slot: int, choices: random.Random) -
 
 
 async def killed(folder: Path, seed: int) -> list[Row]:
-    """kill -9."""
+    """By ``kill -9``."""
     return [await storm(folder, seed, "kill -9 at random moments, messages twice and at once", kills=10)]
 
 

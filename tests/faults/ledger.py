@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ class Ledger:
     path: Path
 
     def note(self, what: str, **facts: object) -> None:
-        """Append a line."""
-        line = json.dumps({"what": what, **facts}) + "\n"
+        """Append a line. Its time is for whoever reads it; nothing is judged by it."""
+        line = json.dumps({"what": what, "at": round(time.time(), 3), **facts}) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(file, line.encode())

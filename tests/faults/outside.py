@@ -40,17 +40,17 @@ def _messages(choices: random.Random, prefix: str, count: int, way: str | None =
 # --- the write-ahead log ---
 
 
-async def log_cut(folder: Path, seed: int) -> list[Row]:
+async def log_cut(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """The WAL is cut short, or deleted, after all processes were killed."""
     rows: list[Row] = []
     for fault in ("cut short at a random byte", "deleted"):
         place = folder / fault.split()[0]
         place.mkdir()
-        rows.append(await _log_cut(place, seed, fault))
+        rows.append(await _log_cut(place, seed, fault, rounds))
     return rows
 
 
-async def _log_cut(folder: Path, seed: int, fault: str) -> Row:
+async def _log_cut(folder: Path, seed: int, fault: str, rounds: int) -> Row:
     """What SQLite promises then: the database as of some earlier commit.
 
     So that much is judged: what had been written to the database itself (a checkpoint) is there, what is missing is the
@@ -61,7 +61,7 @@ async def _log_cut(folder: Path, seed: int, fault: str) -> Row:
     path = folder / "chat.db"
     async with crew_of([config(folder, working=True), config(folder)], choices) as crew, asyncio.timeout(50):
         sender = Sender(crew, choices)
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             await _send(sender, _messages(choices, f"safe{turn}", 6))
             _checkpoint(path)
             await _send(sender, _messages(choices, f"m{turn}", 9, "run"))
@@ -128,13 +128,13 @@ def _forget_the_missing(path: Path, sents: list[Sent], row: Row) -> list[str]:
 # --- the clock ---
 
 
-async def clock(folder: Path, seed: int) -> list[Row]:
+async def clock(folder: Path, seed: int, rounds: int = 6) -> list[Row]:
     """The clocks of the processes are set back and forth by an hour, each on its own."""
     choices = random.Random(seed)
     row = Row(fault="clock set back and forth by an hour", layer="the store's clock", injected=0)
     async with crew_of([config(folder, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(50):
         sender = Sender(crew, choices)
-        for turn in range(6):
+        for turn in range(rounds):
             sents = _messages(choices, f"m{turn}", 8)
             sending = asyncio.create_task(_send(sender, sents, copies=2))
             await sender.news()
@@ -155,7 +155,7 @@ async def clock(folder: Path, seed: int) -> list[Row]:
 # --- a foreign writer ---
 
 
-async def foreign_writer(folder: Path, seed: int) -> list[Row]:
+async def foreign_writer(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """Another program holds the file for two seconds (BEGIN IMMEDIATE)."""
     choices = random.Random(seed)
     path = folder / "chat.db"
@@ -166,7 +166,7 @@ async def foreign_writer(folder: Path, seed: int) -> list[Row]:
         await _send(sender, _messages(choices, "w", 3))
         for worker in crew.workers.values():
             await worker.order("ping")
-        for turn in range(2):
+        for turn in range(rounds):
             with closing(sqlite3.connect(path, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 row.injected += 1

@@ -1,7 +1,7 @@
-"""Points at which a process kills itself: before, within and after each step of a turn's row.
+"""Points at which a process kills or stops itself: before, within and after each step of a turn's row.
 
-Functions of chatflow are wrapped from outside, so that it holds nothing for the sake of this. Each step is one operation
-of the store and has five points:
+Functions of chatflow are wrapped from outside, so that it holds nothing for the sake of this. Each step is one
+operation of the store and has five points:
 
 - ``before``: on the event loop, nothing has been asked of the storage;
 - ``begun``: on the writing thread, in the transaction, before the first statement;
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any, Final
 
-from chatflow.sqlite import commit, database, operations, rows, schema, store, turns
+from chatflow.sqlite import commit, database, operations, rows, schema, turns
 from chatflow.sqlite.store import SQLiteSessionStore
 
 _STEPS: Final[dict[str, tuple[ModuleType | type, str, str]]] = {
@@ -52,6 +52,7 @@ POINTS: Final = (
 """All there are. ``release`` frees what a process that is gone had in hand; ``open`` makes the tables of a new file."""
 
 _armed: dict[str, int] = {}
+_what = [signal.SIGKILL]
 _ran = threading.local()
 
 
@@ -61,23 +62,26 @@ def hit(name: str) -> None:
     if name in _armed:
         _armed[name] -= 1
         if _armed[name] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), _what[0])
 
 
-def arm(name: str, nth: int) -> None:
-    """Kill this process when it comes to that point for the *nth* time."""
+def arm(name: str, nth: int, *, stop: bool = False) -> None:
+    """Kill this process when it comes to that point for the *nth* time, or *stop* it."""
     assert name in POINTS, name
+    _what[0] = signal.SIGSTOP if stop else signal.SIGKILL
     _armed[name] = nth
     for step, (owner, function, method) in _STEPS.items():
         setattr(owner, function, _operation(step, getattr(owner, function)))
         setattr(SQLiteSessionStore, method, _primitive(step, getattr(SQLiteSessionStore, method)))
     database._deliver = _delivering(database._deliver)
-    rows.release = _around("release: begun", rows.release, "release: done")
-    schema.release_the_gone = _around(None, schema.release_the_gone, "open: done")
-    store.prepare = _around("open: before", store.prepare, "open: after")
+    _surround(rows, "release", "release: begun", "release: done")
+    _surround(schema, "release_the_gone", None, "open: done")
+    _surround(database.Database, "_open_prepared", "open: before", "open: after")
 
 
-def _around(before: str | None, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+def _surround(owner: ModuleType | type, name: str, before: str | None, after: str) -> None:
+    function = getattr(owner, name)
+
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
@@ -86,7 +90,7 @@ def _around(before: str | None, function: Callable[..., Any], after: str) -> Cal
         hit(after)
         return result
 
-    return wrapped
+    setattr(owner, name, wrapped)
 
 
 def _operation(step: str, operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,6 +79,12 @@ class Worker:
         """Whether it has ended."""
         return self._is_gone
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        return stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+
     async def _listen(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
@@ -143,6 +149,14 @@ class Worker:
         if not self._is_gone:
             self.process.stdin.close()
         return await self.ended()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds, for what nobody can tell us of."""
+    for _ in itertools.count():
+        if condition():
+            return
+        await asyncio.sleep(0.02)
 
 
 class Crew:

@@ -130,6 +130,11 @@ class Sender:
         self._news.clear()
         await self._news.wait()
 
+    async def late(self, seconds: float) -> None:
+        """Wait for what is answered late, but not for longer than that."""
+        if self._late:
+            await asyncio.wait(self._late, timeout=seconds)
+
     async def settled(self) -> None:
         """Wait until nothing that was sent is still to be answered late."""
         while self._late:

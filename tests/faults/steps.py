@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.faults.judge import Verdict, judge, nothing_left, read
 from tests.faults.kills import config
 from tests.faults.ledger import Ledger, Sent
 from tests.faults.points import POINTS
-from tests.faults.processes import Crew, GoneError, Worker, crew_of
+from tests.faults.processes import Crew, GoneError, Worker, crew_of, until
 from tests.faults.sender import Sender
 from tests.faults.table import Row
 
@@ -71,21 +72,19 @@ async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> 
             await _leave_a_turn(place, sents[0], elsewhere=point.startswith("interrupt"))
         first = await Worker.start(config(place, working=True, point=point, nth=nth), crew.hear)
         crew.workers[0] = first
-        async with asyncio.TaskGroup() as group:
-            sending = [group.create_task(sender.send(sent)) for sent in sents]
-            sending.append(group.create_task(_delete(crew, sender, Sent(gone, f"e-{name}", "plain"))))
-            ended = group.create_task(first.ended())
-            everything = asyncio.gather(*sending)
-            await asyncio.wait([everything, ended], return_when=asyncio.FIRST_COMPLETED)
-            status = await first.end()
-            crew.workers.pop(0)
-            if second is None:
-                await crew.start(0)
-            else:
-                crew.workers[0] = second
-                crew.wake()
-            await crew.workers[0].order("work")
-            await everything
+        sending = asyncio.create_task(_send(crew, sender, sents, Sent(gone, f"e-{name}", "plain")))
+        ended = asyncio.create_task(first.ended())
+        tasks: set[asyncio.Task[Any]] = {sending, ended}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        status = await first.end()
+        crew.workers.pop(0)
+        if second is None:
+            await crew.start(0)
+        else:
+            crew.workers[0] = second
+            crew.wake()
+        await crew.workers[0].order("work")
+        await sending
         left = await nothing_left(place / "chat.db")
         await crew.workers[0].order("rest")
     row = Row(fault=f"SIGKILL at {point}", layer=LAYER, injected=int(status == -signal.SIGKILL))
@@ -105,13 +104,18 @@ def _messages(name: str, session: str) -> list[Sent]:
 async def _leave_a_turn(place: Path, sent: Sent, *, elsewhere: bool) -> None:
     """Have a third process die in the middle of a turn."""
     third = await Worker.start(config(place, lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None))
-    order = asyncio.create_task(
-        third.order("run", session=sent.session, text=sent.text, message=sent.message, hangs=True)
-    )
+    await third.order("hold_up", message=sent.message)
+    order = asyncio.create_task(third.order("run", session=sent.session, text=sent.text, message=sent.message))
     await third.hanging.wait()
     await third.kill()
     await asyncio.wait([order])
     order.exception()
+
+
+async def _send(crew: Crew, sender: Sender, sents: list[Sent], to_delete: Sent) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_send_all(sender, sents))
+        group.create_task(_delete(crew, sender, to_delete))
 
 
 async def _delete(crew: Crew, sender: Sender, sent: Sent) -> None:
@@ -135,6 +139,79 @@ def _judged(place: Path, sender: Sender, sents: list[Sent], gone: str, status: i
     if status not in {0, -signal.SIGKILL}:
         verdict.broken.append(f"the process ended with status {status}; see workers.log")
     return verdict
+
+
+# --- stopped instead of killed ---
+
+STOPS: Final = (
+    *(f"{step}: {phase}" for step in ("queue", "start", "take", "commit") for phase in ("committed", "after")),
+    *(f"journal: {phase}" for phase in ("before", "committed", "after")),
+    *(f"{what}: {phase}" for what in ("model", "plain tool", "idempotent tool") for phase in ("before", "after")),
+    *(f"{step}: before" for step in ("commit", "leave", "hand on", "on_response")),
+)
+"""Where a process holds no lock on the file: one that is stopped in a transaction holds up all others."""
+
+
+async def stops_at_points(folder: Path, seed: int, points: Sequence[str] = STOPS, nth: int = 1) -> list[Row]:
+    """Stop a process at each of *points* for longer than its lease; it goes on in the middle of another one's turn."""
+    row = Row(fault="SIGSTOP at a named point, SIGCONT while another does the same turn", layer=LAYER, injected=0)
+    async with crew_of([config(folder, working=False)], random.Random(seed)) as crew:
+        for point in points:
+            await _stopped(folder, crew, seed, point, nth, row)
+        await crew.end()
+    return [row]
+
+
+async def _stopped(place: Path, crew: Crew, seed: int, point: str, nth: int, row: Row) -> None:
+    sender = Sender(crew, random.Random(seed))
+    name = f"{point} {nth} {seed}".replace(": ", "-").replace(" ", "-")
+    sents = [Sent(f"c-{name}", f"h-{name}", "plain,idempotent hang plain"), *_messages(name, f"d-{name}")]
+    second = crew.workers.pop(0)
+    await second.order("hold_up", message=sents[0].message)
+    second.hanging.clear()
+    async with asyncio.timeout(40):
+        first = await Worker.start(
+            config(place, working=True, lease_seconds=SHORT_LEASE, point=point, nth=nth, stop=True), crew.hear
+        )
+        crew.workers[0] = first
+        try:
+            sending = asyncio.create_task(_send_all(sender, sents))
+            await until(lambda: first.is_stopped or sending.done())
+            row.injected += first.is_stopped
+            crew.workers[0] = second
+            first.stalled.set()
+            sender.hit()
+            crew.wake()
+            await second.order("work")
+            with contextlib.suppress(TimeoutError):
+                # Stopped while it wrote something else, the first one holds the file, and nobody gets anywhere.
+                async with asyncio.timeout(3):
+                    await until(lambda: second.hanging.is_set() or sents[0].is_answered)
+            first.send_signal(signal.SIGCONT)
+            # The first one goes on while the second one is in the middle of the turn, and has the time to do harm.
+            await first.order("ping")
+            await sender.late(0.5)
+            await second.order("let_go")
+            await sending
+            await sender.settled()
+            left = await nothing_left(place / "chat.db")
+            status = await first.end()
+            await second.order("rest")
+        finally:
+            await first.kill()
+    verdict = judge(place / "chat.db", Ledger(place / "ledger"), sents)
+    verdict.broken += [*sender.unexpected, *left]
+    if status:
+        verdict.broken.append(f"the process that was stopped ended with status {status}; see workers.log")
+    for kind in (verdict.lost, verdict.doubled, verdict.out_of_order, verdict.broken):
+        kind[:] = [f"at {point}: {what}" for what in kind]
+    row.add(verdict)
+
+
+async def _send_all(sender: Sender, sents: list[Sent]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for sent in sents:
+            group.create_task(sender.send(sent))
 
 
 def never_hit(rows: Sequence[Row]) -> list[str]:

@@ -57,6 +57,8 @@ class Config:
     """The name of a host: others can't see whether this process is gone, and have to watch its beats."""
     point: str | None = None
     nth: int = 1
+    stop: bool = False
+    """Whether it is only stopped at its point, as by SIGSTOP."""
     uid: int | None = None
 
 
@@ -108,13 +110,14 @@ class Program:
 
         @tool(idempotent=True)
         async def hang(message: str, batch: int, context: ToolContext) -> dict[str, str]:
-            # Only for a process that will not live to see the end; whoever goes on from there has the effect.
-            if self._config.point is None and message in self._hanging:
+            # Where this process is told to wait; another one runs it like any idempotent tool.
+            if message in self._hanging:
                 tell(event="hanging", message=message)
-                await anyio.sleep_forever()
+                await self._let_go.wait()
             return await run("idempotent", message, batch, context)
 
         self._hanging: set[str] = set()
+        self._let_go = anyio.Event()
         return [plain, idempotent, hang]
 
     def _reply(self, request: EngineRequest) -> Reply:
@@ -151,8 +154,6 @@ class Program:
         """Answer a message."""
         if flags.get("fails"):
             self._to_fail.add(message)
-        if flags.get("hangs"):
-            self._hanging.add(message)
         noted = {message: "x" * padding}
         response = await self.runner.run_async(session, text, noted, message_id=message)
         return {"content": response.content, "duplicate": response.duplicate, "stop": response.stop_reason}
@@ -167,6 +168,18 @@ class Program:
     async def delete(self, session: str) -> object:
         """Delete a conversation."""
         return await self.store.delete(session)
+
+    async def hold_up(self, message: str) -> object:
+        """Wait in the middle of that message's turn, if it comes to it, until `let_go`."""
+        self._hanging.add(message)
+        return True
+
+    async def let_go(self) -> object:
+        """Go on."""
+        self._let_go.set()
+        self._let_go = anyio.Event()
+        self._hanging.clear()
+        return True
 
     async def work(self) -> object:
         """Begin to do accepted work."""
@@ -253,7 +266,7 @@ if __name__ == "__main__":
 
         holder._look_at_this_process()
     if _config.point is not None:
-        points.arm(_config.point, _config.nth)
+        points.arm(_config.point, _config.nth, stop=_config.stop)
     if _config.uid is not None:
         os.setgid(_config.uid)
         os.setuid(_config.uid)

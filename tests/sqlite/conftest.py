@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -45,3 +47,36 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds a database is not waited for long."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(schema, "BUSY_SECONDS", 0.2)
+
+
+class Failing(sqlite3.Connection):
+    """A connection whose statements fail when a test says so, before they run or after."""
+
+    before: ClassVar[set[str]] = set()
+    after: ClassVar[set[str]] = set()
+    message: ClassVar[str] = "disk I/O error"
+    code: ClassVar[int] = sqlite3.SQLITE_ERROR
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run it, and fail."""
+        if sql in self.before:
+            raise self._error()
+        cursor = super().execute(sql, parameters)
+        if sql in self.after:
+            self.after.discard(sql)
+            raise self._error()
+        return cursor
+
+    def _error(self) -> sqlite3.OperationalError:
+        error = sqlite3.OperationalError(self.message)
+        error.sqlite_errorcode = self.code
+        return error
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
+    """Connections opened from now on fail when told to."""
+    monkeypatch.setattr(Failing, "before", set())
+    monkeypatch.setattr(Failing, "after", set())
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Failing))
+    return Failing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,15 @@ class Program:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Stop it: it runs no more until `resume`, and knows nothing of it."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would."""

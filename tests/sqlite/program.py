@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import logging
 import os
 import resource
 import signal
@@ -19,10 +20,13 @@ from typing import Any, Final
 
 import anyio
 
+from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
-from chatflow.core.messages import AgentResponse, Message, Role
+from chatflow.core.messages import AgentResponse, Message, Role, ToolCall
 from chatflow.core.records import PendingTurn
-from chatflow.exceptions import StoreError
+from chatflow.core.tools import tool
+from chatflow.engines.scripted import ScriptedEngine
+from chatflow.exceptions import ChatflowError, StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite import upgrade
 from chatflow.sqlite.store import SQLiteSessionStore
@@ -190,6 +194,51 @@ async def no_room(path: str) -> None:
     tell(said)
 
 
+async def no_room_for_a_turn(path: str) -> None:
+    """Answer a message that the disk has no room for, and tell what came of it then, and once there is room."""
+    runner_said = "y" * 1_000_000
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(SUPPORT, store, ScriptedEngine([runner_said, "small", runner_said]))
+        session = await store.get_or_create("s", SUPPORT)
+        size = Path(f"{path}-wal").stat().st_size
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 200_000, most))
+        said: list[object] = []
+        try:
+            await runner.run_async("s", "big", message_id="m")
+        except StoreError as error:
+            said.append(str(error))
+        said.append(len(session.history))
+        said.append((await runner.run_async("s", "hello")).content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        said.append(len((await runner.run_async("s", "big", message_id="m")).content))
+        said.append([message.text[:5] for message in session.history])
+        said.append(len(await store.pending_turns()))
+    tell(said)
+
+
+async def in_read_only_folder(folder: str) -> None:
+    """Use a store in a folder that may not be written to, as a user for whom that counts; then again when it may."""
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+    path = Path(folder) / "chat.db"
+    async with SQLiteSessionStore(path) as store:
+        await say(await store.get_or_create("s", SUPPORT), "before")
+    Path(folder).chmod(0o555)
+    said: list[object] = []
+    async with SQLiteSessionStore(path) as store:
+        try:
+            await store.get_or_create("s", SUPPORT)
+        except StoreError as error:
+            said.append(str(error))
+        Path(folder).chmod(0o755)
+        session = await store.get_or_create("s", SUPPORT)
+        await say(session, "after")
+        said.append([message.text for message in session.history])
+    tell(said)
+
+
 async def upgrade_halfway(path: str, step: str) -> None:
     """Open a file of chatflow-agent, and stop before a step of its upgrade."""
 
@@ -216,6 +265,91 @@ async def chatflow_agent(path: str) -> None:
     tell(errors)
 
 
+async def lease(path: str, lease_seconds: str, then: str) -> None:
+    """Have a turn of that lease; do something in it when told to, and tell what came of it and of the turn."""
+    told: list[str] = []
+    async with SQLiteSessionStore(path) as store:
+        session = await store.get_or_create("s", SUPPORT)
+        try:
+            async with session.turn(lease_seconds=float(lease_seconds)):
+                await session.add_message(Message(Role.USER, "from the other process"))
+                tell("holding")
+                await wait()
+                try:
+                    if then == "method":
+                        await session.add_message(Message(Role.USER, "more of it"))
+                except ChatflowError as error:
+                    told.append(type(error).__name__)
+        except ChatflowError as error:
+            told.append(type(error).__name__)
+        tell(told)
+
+
+class _Asking:
+    """Calls a tool, after telling that it was asked and being told to."""
+
+    asked = 0
+
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        self.asked += 1
+        tell("asked")
+        await wait()
+        return EngineReply(tool_calls=[ToolCall(id="c", name="look_up", args={})])
+
+
+async def lease_of_run(path: str, lease_seconds: str) -> None:
+    """Run a message whose model calls a tool when told to; tell what came of it, and how often model and tool ran."""
+    engine, called = _Asking(), []
+
+    @tool
+    async def look_up() -> str:
+        """Look it up."""
+        called.append(1)
+        return "found"
+
+    agent = Agent(name="Support", tools=[look_up])
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(agent, store, engine, lease_seconds=float(lease_seconds))
+        try:
+            await runner.run_async("s", "hello", message_id="m")
+        except ChatflowError as error:
+            tell([type(error).__name__, engine.asked, len(called)])
+
+
+async def block(path: str, lease_seconds: str) -> None:
+    """Have a turn whose code blocks the event loop until told to go on, and tell how it ended and what was logged."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("chatflow.turn").addHandler(handler)
+    async with SQLiteSessionStore(path) as store:
+        session = await store.get_or_create("s", SUPPORT)
+        try:
+            async with session.turn(lease_seconds=float(lease_seconds)):
+                await session.add_message(Message(Role.USER, "lost"))
+                tell("blocking")
+                sys.stdin.readline()
+        except ChatflowError as error:
+            tell([type(error).__name__, logged])
+
+
+async def waits_and_is_cancelled(path: str) -> None:
+    """Wait for turns, give up the second of three when told to, and tell when the rest has had its turn."""
+    async with SQLiteSessionStore(path) as store:
+        session = await store.get_or_create("s", SUPPORT)
+        waiting = []
+        for number in range(3):
+            waiting.append(asyncio.create_task(say(session, f"theirs {number}")))
+            await until(lambda number=number: len(store.line._waiters) > number)  # type: ignore[misc]
+        tell("waiting")
+        await wait()
+        waiting[1].cancel()
+        await asyncio.wait([waiting[1]])
+        tell("cancelled")
+        await asyncio.wait(waiting)
+    tell("done")
+
+
 PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
     each.__name__: each
     for each in (
@@ -229,8 +363,14 @@ PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
         talk,
         lock,
         no_room,
+        no_room_for_a_turn,
+        in_read_only_folder,
         upgrade_halfway,
         chatflow_agent,
+        lease,
+        lease_of_run,
+        block,
+        waits_and_is_cancelled,
     )
 }
 

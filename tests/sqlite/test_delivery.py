@@ -1,4 +1,4 @@
-"""How results come back from the threads."""
+"""How results and errors come back from the threads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import threading
 from pathlib import Path
 
 import anyio
+import pytest
 
-from chatflow import SQLiteSessionStore
+from chatflow import Agent, SQLiteSessionStore
+from chatflow.exceptions import StoreError
 from chatflow.sqlite.database import Connection, FileDatabase
 
 
@@ -47,3 +49,17 @@ async def test_results_arrive_in_the_order_of_the_writes(tmp_path: Path) -> None
             # The loop stands still until both groups are committed.
             over.wait()
     assert arrived == list(range(21))
+
+
+async def test_a_connection_that_may_not_write_is_not_kept(tmp_path: Path) -> None:
+    """A store that was opened while its file could not be written to works once it can."""
+    agent = Agent("Support", "Help.", "none")
+    async with SQLiteSessionStore(tmp_path / "chat.db") as store:
+        await store.get_or_create("before", agent)
+        database = store._database
+        assert isinstance(database, FileDatabase)
+        assert database._write_connection is not None
+        database._write_connection.execute("PRAGMA query_only=ON")
+        with pytest.raises(StoreError, match="make the file and its folder writable"):
+            await store.get_or_create("after", agent)
+        assert (await store.get_or_create("after", agent)).session_id == "after"

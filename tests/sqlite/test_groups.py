@@ -3,16 +3,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 from chatflow.exceptions import StoreBusyError, StoreError
 from chatflow.sqlite.database import Connection, Database, FileDatabase
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.sqlite.conftest import OpenStore
+from tests.sqlite.conftest import Failing, OpenStore
 from tests.sqlite.files import RELEASED, SUPPORT, Gate, around, database_of, held, query, together, until
 
 NOTES = "SELECT text FROM notes ORDER BY text"
@@ -152,32 +150,6 @@ async def test_commit_fails_beside_own_error(database: Database) -> None:
     """In a group whose COMMIT fails, an operation that failed before keeps its own error."""
     told = await together(database, [_break, orphan])
     assert [type(each) for each in told] == [BrokenError, StoreError]
-
-
-class Failing(sqlite3.Connection):
-    """A connection whose statements fail when a test says so, before they run or after."""
-
-    before: ClassVar[set[str]] = set()
-    after: ClassVar[set[str]] = set()
-
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run it, and fail."""
-        if sql in self.before:
-            raise sqlite3.OperationalError("disk I/O error")
-        cursor = super().execute(sql, parameters)
-        if sql in self.after:
-            self.after.discard(sql)
-            raise sqlite3.OperationalError("disk I/O error")
-        return cursor
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    """Connections opened from now on fail when told to."""
-    monkeypatch.setattr(Failing, "before", set())
-    monkeypatch.setattr(Failing, "after", set())
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Failing))
-    return Failing
 
 
 async def test_commit_fails_but_holds(failing: type[Failing], database: Database, path: Path) -> None:

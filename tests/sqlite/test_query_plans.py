@@ -9,7 +9,23 @@ from typing import Any, Final
 
 import pytest
 
-from chatflow.sqlite import contents, database, rows, schema, statements, turn_statements, upgrade
+from chatflow.sqlite import (
+    answers,
+    aside,
+    contents,
+    database,
+    diagnosis,
+    examination,
+    journals,
+    mending,
+    rows,
+    schema,
+    statements,
+    turn_diagnosis,
+    turn_mending,
+    turn_statements,
+    upgrade,
+)
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.chatflow_agent import old_file
 from tests.sqlite.conftest import OpenStore
@@ -26,6 +42,8 @@ PARTS_OF_STATEMENTS: Final = {
     "IS_WORK_AT_HAND": {"SCAN CONSTANT ROW"},  # one row, of a look-up
     "WORK_AT_HAND": {"USE TEMP B-TREE FOR ORDER BY"},  # of two states, in the order of ids
     "INSERT_MESSAGES": {"SCAN json_each VIRTUAL TABLE INDEX 1:"},  # what it inserts
+    "SESSION_KEYS_AFTER": {"SCAN CONSTANT ROW", "SCAN found"},  # its own queue, which is as long as the answer
+    "JOURNALS_AFTER": {"SCAN CONSTANT ROW", "SCAN found"},  # likewise
 }
 ON_OPENING_AND_CLOSING: Final = {
     # A dozen rows.
@@ -43,7 +61,10 @@ def all_statements() -> dict[str, str]:
     """Every statement, by its name, wherever it stands."""
     return {
         name: value
-        for module in (statements, turn_statements, rows, database, schema, contents, upgrade)
+        for module in (
+            *(statements, turn_statements, rows, database, schema, contents, upgrade),
+            *(answers, aside, diagnosis, examination, journals, mending, turn_diagnosis, turn_mending),
+        )
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)
     }

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from chatflow.engines.scripted import ScriptedEngine
-from chatflow.exceptions import CorruptSessionError
+from chatflow.exceptions import CorruptSessionError, StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite.database import CONNECTION_PRAGMAS, FILE_PRAGMAS, Connection
 from chatflow.sqlite.schema import MIGRATIONS
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
+from tests.sqlite.damage import unguarded
 from tests.sqlite.files import RELEASED, SUPPORT, connect, database_of, query, say, schema_of, together
 
 NUMBERS: Final = {"ON": 1, "OFF": 0, "NORMAL": 1, "FULL": 2, "MEMORY": 2, "WAL": "wal"}
@@ -106,16 +105,21 @@ async def spoil(path: Path, sql: str, *values: Any) -> SQLiteSessionStore:
         session = await store.get_or_create("s", SUPPORT, {"a": 1})
         session.state["b"] = 2
         await say(session, *(f"{number}" for number in range(5)))
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with unguarded(path) as connection:
         assert connection.execute(sql, values).rowcount == 1
     return SQLiteSessionStore(path)
 
 
 OF_S: Final = "session_key = (SELECT session_key FROM chatflow_sessions WHERE session_id = 's')"
-SPOILT: Final = {
+SPOILT: Final[dict[str, tuple[str, ...]]] = {
     "message": (
         f"UPDATE chatflow_messages SET message_json = 'x' WHERE place = 2 AND {OF_S}",
         "chatflow_messages",
+        "place 2",
+    ),
+    "message at the very last place": (
+        f"UPDATE chatflow_messages SET place = 9223372036854775807 WHERE place = 2 AND {OF_S}",
+        "the row is missing",
         "place 2",
     ),
     "missing message": (f"DELETE FROM chatflow_messages WHERE place = 2 AND {OF_S}", "the row is missing", "place 2"),
@@ -135,6 +139,37 @@ SPOILT: Final = {
         "state_json",
     ),
 }
+NO_UTF8: Final = "CAST(x'63ff66' AS TEXT)"
+MORE_SPOILT: Final = {
+    "message in no UTF-8": (
+        f"UPDATE chatflow_messages SET message_json = {NO_UTF8} WHERE place = 2 AND {OF_S}",
+        "chatflow_messages",
+        "place 2",
+        "not text in UTF-8",
+    ),
+    **{
+        f"{name} in no UTF-8": (
+            f"UPDATE chatflow_sessions SET {name} = {NO_UTF8} WHERE session_id = 's'",
+            "chatflow_sessions",
+            name,
+            "not text in UTF-8",
+        )
+        for name in ("metadata_json", "state_json", "active_agent_name")
+    },
+    "agent without a name": (
+        "UPDATE chatflow_sessions SET active_agent_name = '' WHERE session_id = 's'",
+        "chatflow_sessions",
+        "active_agent_name",
+        "it is empty",
+    ),
+    "number of turns": (
+        "UPDATE chatflow_sessions SET max_turns = -1 WHERE session_id = 's'",
+        "chatflow_sessions",
+        "max_turns",
+        "at least 1",
+    ),
+}
+SPOILT.update(MORE_SPOILT)
 LOADS: Final[dict[str, Callable[[SQLiteSessionStore], Awaitable[object]]]] = {
     "get": lambda store: store.get("s"),
     "get_or_create": lambda store: store.get_or_create("s", SUPPORT),
@@ -186,6 +221,17 @@ async def test_corrupt_can_be_deleted(kind: str, path: Path) -> None:
         assert session.history == []
 
 
+async def test_no_damage(store: SQLiteSessionStore, path: Path) -> None:
+    """An error that is none of a damaged file is not taken for a conversation that can't be read."""
+    await say(await store.get_or_create("s", SUPPORT), "hello")
+    with connect(path) as connection:
+        connection.execute("ALTER TABLE chatflow_messages RENAME COLUMN place TO position")
+    await store.aclose()
+    async with SQLiteSessionStore(path) as opened:
+        with pytest.raises(StoreError, match="no such column"):
+            await opened.get("s")
+
+
 async def test_corrupt_page(path: Path) -> None:
     """A page of messages that holds one that can't be read is refused by its row, and another page is not."""
     async with await spoil(path, SPOILT["message"][0]) as store:
@@ -195,13 +241,24 @@ async def test_corrupt_page(path: Path) -> None:
             await store.messages("s", limit=2, before=page.next)
 
 
-async def test_corrupt_answer(store: SQLiteSessionStore, path: Path) -> None:
+@pytest.mark.parametrize("column", ["created_at", "updated_at"])
+@pytest.mark.parametrize("value", ["'yesterday'", "''", NO_UTF8])
+async def test_listed_without_a_moment(column: str, value: str, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A conversation whose moments can't be read is listed, and loads."""
+    async with await spoil(path, f"UPDATE chatflow_sessions SET {column} = {value} WHERE session_id = 's'") as store:
+        infos = (await store.list_sessions()).items
+        assert await store.get("s") is not None
+    assert [(info.session_id, getattr(info, column).year == 1) for info in infos] == [("s", True), ("other", False)]
+
+
+@pytest.mark.parametrize("column", ["response_json", "digest"])
+async def test_corrupt_answer(column: str, store: SQLiteSessionStore, path: Path) -> None:
     """A stored answer that can't be read is refused by its message's id."""
     runner = Runner(SUPPORT, store, ScriptedEngine(["hello"]))
     await runner.run_async("s", "hello", message_id="m1")
     with connect(path) as connection:
-        connection.execute("UPDATE chatflow_processed_messages SET response_json = 'x'")
-    with pytest.raises(CorruptSessionError, match="message_id 'm1'"):
+        connection.execute(f"UPDATE chatflow_processed_messages SET {column} = {NO_UTF8}")
+    with pytest.raises(CorruptSessionError, match=r"message_id 'm1'.*not text in UTF-8"):
         await runner.run_async("s", "hello", message_id="m1")
 
 

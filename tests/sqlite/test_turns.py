@@ -219,7 +219,7 @@ async def test_unreadable_journal_before_a_turn(store: SQLiteSessionStore, path:
 
 
 async def test_unreadable_answer(store: SQLiteSessionStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An answer that can't be read is told to nobody, and the worker goes on."""
+    """An answer that can't be read is given up, and the worker goes on."""
     runner, heard = runner_on(store, "1!", "2!"), Heard()
     await runner.accept("s", "1", message_id="1")
     await runner.run_async("s", "1", message_id="1")
@@ -228,8 +228,8 @@ async def test_unreadable_answer(store: SQLiteSessionStore, path: Path, caplog: 
         await runner.accept("s", "2", message_id="2")
         await heard.of(1)
     assert heard.contents() == ["2!"]
-    assert query(path, "SELECT count(*) FROM chatflow_turns") == [0]
-    assert "can't be told" in caplog.text
+    assert query(path, "SELECT message_id, state FROM chatflow_turns") == [("1", "dead")]
+    assert "is given up" in caplog.text
 
 
 async def test_many_pending_turns(store: SQLiteSessionStore, path: Path) -> None:

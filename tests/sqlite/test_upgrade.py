@@ -255,13 +255,13 @@ async def test_unreadable_message(kind: str, empty: Path, store: SQLiteSessionSt
     add_messages(empty, "s", [written(says(Role.USER, "before")), text, written(says(Role.USER, "after"))])
     assert [message.text for message in await history_of(store, "s")] == ["before", "after"]
     [(session_id, source, content, told)] = query(empty, SET_ASIDE)
-    assert (session_id, content) == ("s", "\\xff{}" if isinstance(text, bytes) else text)
+    assert (session_id, content) == ("s", text)
     assert re.fullmatch(r"chatflow_messages, id \d+", source)
     assert reason in told
 
 
 async def test_bytes_that_are_no_text(empty: Path, store: SQLiteSessionStore) -> None:
-    """Text that is not UTF-8 is set aside with its bytes written out."""
+    """Text that is not UTF-8 is set aside as the bytes that it is."""
     add(empty, "sessions", session_id="s", active_agent_name="Support")
     with connect(empty) as connection:
         connection.execute(
@@ -269,7 +269,7 @@ async def test_bytes_that_are_no_text(empty: Path, store: SQLiteSessionStore) ->
             " VALUES ('s', 'user', CAST(x'7bff7d' AS TEXT))"
         )
     assert await history_of(store, "s") == []
-    assert [content for _, _, content, _ in query(empty, SET_ASIDE)] == ["{\\xff}"]
+    assert [content for _, _, content, _ in query(empty, SET_ASIDE)] == [b"{\xff}"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"a": ' + "[" * 300 + "]" * 300 + "}"])
@@ -306,7 +306,7 @@ async def test_unreadable_time(time: Any, empty: Path, store: SQLiteSessionStore
     assert info.created_at > info.updated_at == dt.datetime(2026, 1, 2, 2, tzinfo=dt.UTC)
     [(_, source, content, reason)] = query(empty, SET_ASIDE)
     assert source == "chatflow_sessions, session_id 's', created_at"
-    assert (content, "time of the upgrade" in reason) == (None if time is None else str(time), True)
+    assert (content, "time of the upgrade" in reason) == (time, True)
 
 
 async def test_session_without_text(empty: Path, store: SQLiteSessionStore) -> None:

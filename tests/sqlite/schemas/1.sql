@@ -27,7 +27,7 @@ CREATE TABLE chatflow_messages (
         ) STRICT, WITHOUT ROWID
         ;
 CREATE TRIGGER chatflow_sessions_deleting BEFORE DELETE ON chatflow_sessions BEGIN
-            INSERT INTO chatflow_messages (session_key, place, message_json)
+            INSERT OR IGNORE INTO chatflow_messages (session_key, place, message_json)
             VALUES (OLD.session_key, 9223372036854775807, '');
         END;
 CREATE TRIGGER chatflow_sessions_deleted AFTER DELETE ON chatflow_sessions
@@ -88,7 +88,7 @@ CREATE TABLE chatflow_set_aside (
             owner TEXT NOT NULL DEFAULT '',
             session_id TEXT,
             source TEXT NOT NULL,
-            content TEXT,
+            content ANY,
             reason TEXT NOT NULL,
             set_aside_at TEXT NOT NULL
         ) STRICT

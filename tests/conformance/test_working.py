@@ -489,6 +489,22 @@ async def test_other_application(store: BaseSessionStore) -> None:
     assert (heard_mine.contents(), heard_theirs.contents()) == (["mine!"], ["theirs!"])
 
 
+async def test_behind_another_application(store: BaseSessionStore) -> None:
+    """Work that stands behind another application's turn is not taken before that has ended."""
+    engine, heard = PausingEngine(), Heard()
+    other, runner = Runner(Agent("Other"), store, engine), echoing(store)
+    async with anyio.create_task_group() as group:
+        group.start_soon(other.run_async, "s", "theirs")
+        await engine.asked.wait()
+        await accept(runner, "1")
+        assert await store.take_work("Support", 10, 5) == ()
+        assert await states(store) == [(None, "running", 1), ("1", "accepted", 0)]
+        engine.go_on.set()
+    async with runner.working(heard):
+        await heard.of(1)
+    assert await said(store) == ["theirs", "answer", "1", "1!"]
+
+
 async def test_after_a_restart(store: BaseSessionStore, restart: Restart) -> None:
     """A worker does the rows of a former process: waiting, and cut off in the middle of a call."""
     agent, heard = Agent("Support"), Heard()

@@ -166,6 +166,46 @@ async def test_belongs_to_no_turn(store: BaseSessionStore) -> None:
     assert await said(store) == ["bare", "1", "1!"]
 
 
+async def test_tells_outside_of_every_turn(store: BaseSessionStore) -> None:
+    """What a worker calls belongs to no turn of whoever opened it: it sees the last commit."""
+    runner, seen, told = echoing(store), list[list[str]](), anyio.Event()
+    async with (await store.get_or_create("s", SUPPORT)).turn() as session:
+        await session.add_message(user("not committed"))
+
+        async def look(turn: PendingTurn, response: AgentResponse) -> None:
+            seen.append(texts(session.history))
+            told.set()
+
+        async with runner.working(look):
+            await accept(runner, "1", session_id="other")
+            await told.wait()
+    assert seen == [[]]
+
+
+async def test_accepting_wakes_the_worker(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of the same process is woken by what is accepted, and need not look for it."""
+    monkeypatch.setattr("chatflow.running.worker._LOOK", 10**6)
+    runner, heard = echoing(store), Heard()
+    async with runner.working(heard):
+        await anyio.wait_all_tasks_blocked()
+        await accept(runner, "1")
+        await heard.of(1)
+
+
+async def test_takes_no_more_than_it_can_do(store: BaseSessionStore) -> None:
+    """What a worker has no slot for is left to others."""
+    engine, heard = PausingEngine(), Heard()
+    busy = Runner(Agent("Support"), store, engine, max_concurrent_turns=1)
+    for session_id in ("a", "b", "c"):
+        await accept(busy, "1", session_id=session_id)
+    async with busy.working():
+        await engine.asked.wait()
+        async with echoing(store).working(heard):
+            await heard.of(2)
+        engine.go_on.set()
+    assert sorted(heard.answers) == [("b", "1!"), ("c", "1!")]
+
+
 async def test_response_may_start_turns(store: BaseSessionStore) -> None:
     """`on_response` may itself run messages, also of the same conversation."""
     runner, told = echoing(store), anyio.Event()
@@ -335,6 +375,7 @@ async def test_next_turn_runs_while_the_answer_is_told(store: BaseSessionStore) 
     async with runner.working(slowly):
         while await said(store) != ["1", "1!", "2", "2!"]:
             await anyio.lowlevel.checkpoint()
+        await anyio.wait_all_tasks_blocked()
         assert told == []
         go_on.set()
         await heard.of(2)

@@ -212,12 +212,22 @@ class MessageError(ChatflowError):
 
 
 class MessageInProgressError(MessageError):
-    """The message is being answered right now, and the caller asked not to wait."""
+    """The message is being answered right now, and the caller asked not to wait; or only others can answer it.
 
-    def __init__(self, *, session_id: str, message_id: str) -> None:
+    Attributes:
+        held: Whether somebody is answering it. If not, it waits for a runner whose starting agent has the name of the
+            one that it was sent to.
+    """
+
+    def __init__(self, *, session_id: str, message_id: str, held: bool = True) -> None:
+        self.held = held
         super().__init__(
-            f"message {shorten(message_id)} of session {shorten(session_id)} is being answered;"
-            " on_duplicate='response' waits for the answer",
+            f"message {shorten(message_id)} of session {shorten(session_id)} "
+            + (
+                "is being answered; on_duplicate='response' waits for the answer"
+                if held
+                else "waits for a runner of another starting agent; run it with that one"
+            ),
             session_id=session_id,
             message_id=message_id,
         )
@@ -296,7 +306,7 @@ class StoreFormatError(StoreError):
 
     def __init__(self, *, store: str, reason: str) -> None:
         self.reason = reason
-        super().__init__(f"{shorten(store)} is not a chatflow store: {reason}; it was left untouched", store=store)
+        super().__init__(f"{shorten(store)} can't be used: {reason}; it was left untouched", store=store)
 
 
 class StoreOwnerRequiredError(StoreError):

@@ -18,16 +18,30 @@ from chatflow.core.engine import Engine
 from chatflow.core.finish import apart, finish
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Answered, Claim, Dead, NewSession, Receipt, Ticket, check_id, check_seconds
+from chatflow.core.records import (
+    Answered,
+    Claim,
+    Dead,
+    NewSession,
+    Receipt,
+    Ticket,
+    check_grace,
+    check_id,
+    check_seconds,
+)
 from chatflow.core.rows import State
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping
 from chatflow.exceptions import (
+    ChatflowError,
     MessageDeadError,
     MessageMismatchError,
+    SessionConflictError,
+    SessionDeletedError,
     SessionStateError,
+    StoreClosedError,
     StoreError,
     UnstorableValueError,
     shorten,
@@ -133,11 +147,20 @@ class Runner:
 
         A *message_id* runs once in its conversation: a second delivery waits for the first and gets its answer, with
         `duplicate` set; if the first fails, the second tries again. With ``on_duplicate="raise"`` a message that is
-        under way is refused at once, and one that was answered gets its stored answer as well.
+        under way is refused at once, and one that was answered gets its stored answer as well. However it ended before,
+        it goes on: what its tools had done is not done again.
+
+        Accepted messages of this conversation, and those that a killed process has left, are done first.
 
         Raises:
-            MessageInProgressError: With ``on_duplicate="raise"``, the message is being answered.
+            MessageInProgressError: With ``on_duplicate="raise"``, the message is being answered. Also where it was
+                accepted by, or is left over of, a runner whose starting agent has another name: it waits for that one.
             MessageMismatchError: The id was used before with another text.
+            MessageDeadError: The message was given up after *max_attempts*.
+            CorruptSessionError: The stored conversation, or the journal of this message, can't be read.
+            SessionConflictError: The process was stopped, or its event loop blocked, for longer than its lease, and
+                somebody else has gone on; nothing was written.
+            StoreError: The storage failed; nothing was written.
             EngineError: The model could not be asked, or its answer not be used.
             TimeoutError: The turn took longer than *turn_timeout*.
             SessionStateError: *metadata* holds what can't be kept; nothing was changed.
@@ -222,11 +245,20 @@ class Runner:
 
         ``await on_response(turn, response)`` is called for each accepted turn that was answered, in the order of the
         answers within a conversation, at least once: if it raises, or its process is killed before it returns, it is
-        called again. A conversation's next turn may run meanwhile.
+        called again. A conversation's next turn may run meanwhile. Without *on_response* turns are done, and answers
+        are left to workers that have one. *turn* holds the message's id, text and metadata as they were accepted.
 
         At the end no more is taken; what is under way may end within *grace* seconds, is then cancelled, and waits for
         the next one who works.
+
+        Raises:
+            StoreClosedError: The store is closed.
         """
+        if on_response is not None and not callable(on_response):
+            raise TypeError(f"on_response must be a function of a turn and its response, not {on_response!r}")
+        check_grace(grace)
+        if self.session_store.is_closing:
+            raise StoreClosedError(store=self.session_store.name)
         worker = Worker(
             Doing(
                 store=self.session_store,
@@ -255,11 +287,16 @@ class Runner:
             raise
         except Exception as error:
             again = first.left is State.ACCEPTED
-            logger.exception(
-                "session %s: the turn of message %s, done before the next one, failed%s",
+            # What others have done meanwhile is no failure.
+            is_failure = not isinstance(error, SessionDeletedError | SessionConflictError)
+            logger.log(
+                logging.ERROR if is_failure else logging.WARNING,
+                "session %s: the turn of message %s, done before the next one, failed%s: %s",
                 shorten(first.session.session_id),
                 shorten(first.work.turn.message_id),
                 "; it is tried again" if again else "",
+                repr(error),
+                exc_info=error if is_failure and not isinstance(error, ChatflowError) else None,
             )
             if again:
                 await anyio.sleep(delay(first.work.turn.attempts, error))

@@ -20,6 +20,7 @@ from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.memory import SessionStore
 from chatflow.core.records import Beat, Beaten, Claim, Key, Place, Snapshot, Ticket
 from chatflow.core.session import SessionContext
+from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionConflictError, StoreError
 from tests.conformance.conversation import SUPPORT, outside, texts, user
@@ -80,7 +81,7 @@ def store() -> Store:
     return Store()
 
 
-async def session_of(store: SessionStore, session_id: str = "s") -> SessionContext:
+async def session_of(store: BaseSessionStore, session_id: str = "s") -> SessionContext:
     """A conversation."""
     return await store.get_or_create(session_id, SUPPORT)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from chatflow import (
     Agent,
     AgentResponse,
     Message,
+    MessageDeadError,
+    MessageMismatchError,
     PendingTurn,
     Role,
     Runner,
@@ -85,6 +88,9 @@ async def test_webhook() -> None:
         "Inbound": SimpleNamespace,
         "Response": SimpleNamespace,
         "asynccontextmanager": asynccontextmanager,
+        "logger": logging.getLogger("webhook"),
+        "MessageDeadError": MessageDeadError,
+        "MessageMismatchError": MessageMismatchError,
     }
     exec(WEBHOOK, names)
     message = SimpleNamespace(id="wamid.1", sender="conversation-7", text="hi")

@@ -30,6 +30,12 @@ async def finish(operation: Coroutine[Any, Any, _T]) -> _T:
     return task.result()
 
 
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the running task: code that awaits a cancelled task sees the same error."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def apart(operation: Coroutine[Any, Any, _T]) -> _T:
     """Await *operation* in a context of its own: it belongs to no turn of the code that asks for it.
 

@@ -156,9 +156,13 @@ class SessionStore(BaseSessionStore):
         """Change the row, if its beat is the same."""
         return await self._operation(self._tables.interrupt, beat)
 
-    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int, *, answers: bool) -> tuple[Work, ...]:
         """Take answers to hand on, then work to do."""
-        return await self._operation(self._tables.take, agent_name, lease_seconds, limit)
+        return await self._operation(self._tables.take, agent_name, lease_seconds, limit, answers)
+
+    async def is_next_to_tell(self, turn_id: int, attempt: int) -> bool | None:
+        """Look at those before it."""
+        return await self._operation(self._tables.is_next_to_tell, turn_id, attempt)
 
     async def end_answered(self, turn_id: int, attempt: int) -> None:
         """Drop the row."""

@@ -323,13 +323,13 @@ class MemoryTables:
         )
         return Beaten(own=own, others=others)
 
-    def take(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
+    def take(self, agent_name: str, lease_seconds: float, limit: int, answers: bool) -> tuple[Work, ...]:
         """Take answers to hand on, then work to do."""
         at_hand = [turn for turn in self.rows if turn.row.holder is None and turn.row.agent_name == agent_name]
-        answers = [turn for turn in at_hand if turn.row.state is State.ANSWERED]
+        answered = [turn for turn in at_hand if answers and turn.row.state is State.ANSWERED]
         todo = (turn for turn in at_hand if turn.row.state in WAITING and lines.first_to_take(self.rows, turn.row))
         found: list[Work] = []
-        for turn in islice(chain(answers, todo), limit):
+        for turn in islice(chain(answered, todo), limit):
             row, answer = turn.row, None
             if row.state is State.ANSWERED:
                 assert row.message_id is not None
@@ -346,6 +346,14 @@ class MemoryTables:
             found.append(attrs.evolve(self.rows.work(turn), response=answer))
         return tuple(found)
 
+    def is_next_to_tell(self, turn_id: int, attempt: int) -> bool | None:
+        """Whether no answered row stands before it."""
+        row = self._own(turn_id, attempt)
+        if row is None:
+            return None
+        before = (self.rows.turn(other) for other in self.rows.turn_ids(row.session_key) if other < turn_id)
+        return all(turn.row.state is not State.ANSWERED for turn in before)
+
     def end_answered(self, turn_id: int, attempt: int) -> None:
         """Drop the row."""
         row = self._own(turn_id, attempt)
@@ -354,11 +362,7 @@ class MemoryTables:
 
     def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
         """A slice of the rows."""
-        found = (
-            turn
-            for turn in self.rows
-            if turn.row.turn_id > after and turn.key.owner == owner and turn.row.state is not State.ANSWERED
-        )
+        found = (turn for turn in self.rows if turn.row.turn_id > after and turn.key.owner == owner)
         return tuple(self.rows.pending(turn) for turn in islice(found, limit))
 
     def find_processed(self, scope: Key, message_id: str) -> Processed | None:

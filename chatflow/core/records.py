@@ -7,11 +7,11 @@ import enum
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
-from chatflow.core.history import History
+from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.rows import End, State
@@ -40,6 +40,15 @@ def check_seconds(name: str, value: object) -> float:
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be above 0, not {value}")
+    return float(value)
+
+
+def check_grace(value: object) -> float:
+    """*value* itself if it is a number of seconds to wait for what is under way."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"grace must be a number of seconds, not {value!r}")
+    if not value >= 0:
+        raise ValueError(f"grace must be at least 0, not {value}")
     return float(value)
 
 
@@ -120,6 +129,20 @@ class Snapshot:
     def same_as(self, other: Snapshot | None) -> bool:
         """Whether *other* is of the same commit."""
         return other is not None and self.known == other.known
+
+
+NOTHING_SEEN: Final = Snapshot(
+    session_key=0,
+    version=0,
+    agent_name="",
+    metadata=EMPTY,
+    state=EMPTY,
+    max_turns=None,
+    history=EMPTY_HISTORY,
+    start=0,
+    system_start=0,
+)
+"""What stands for a conversation before it is read."""
 
 
 class Seen(enum.Enum):

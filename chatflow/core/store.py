@@ -23,6 +23,7 @@ from chatflow.core.live import LiveSessions
 from chatflow.core.messages import Message
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import (
+    NOTHING_SEEN,
     Accepted,
     Answered,
     Beat,
@@ -45,6 +46,7 @@ from chatflow.core.records import (
     Snapshot,
     Ticket,
     Work,
+    check_grace,
     check_id,
 )
 from chatflow.core.repairs import Fault, Part, Repair
@@ -316,10 +318,11 @@ class BaseSessionStore(ABC):
         self._resolver = resolver
 
     async def pending_turns(self) -> tuple[PendingTurn, ...]:
-        """All turns that have a row in the store and have not committed, in the order they came.
+        """All turns that have a row in the store, in the order they came.
 
         They are those that run or wait, the accepted and interrupted ones that nobody does at the moment, those that
-        failed and go on when their message is sent again, and the dead ones.
+        failed and go on when their message is sent again, the dead ones, and answered ones of which `on_response` has
+        not heard yet.
         """
         found: list[PendingTurn] = []
         while True:
@@ -335,10 +338,7 @@ class BaseSessionStore(ABC):
         cancellation of the caller ends the wait, and comes after the store is closed: it is closed also where its
         ``async with`` is left by one.
         """
-        if not isinstance(grace, int | float) or isinstance(grace, bool):
-            raise TypeError(f"grace must be a number of seconds, not {grace!r}")
-        if not grace >= 0:
-            raise ValueError(f"grace must be at least 0, not {grace}")
+        check_grace(grace)
         self.is_closing = True
         try:
             await end_turns(self, grace)
@@ -388,6 +388,10 @@ class BaseSessionStore(ABC):
     def key_of(self, session_id: str) -> Key:
         """What names that conversation here."""
         return self._key(session_id)
+
+    def unread_session(self, key: Key) -> SessionContext:
+        """A session of the conversation *key* that has seen nothing of it yet."""
+        return SessionContext.of_store(self, key, NOTHING_SEEN)
 
     async def session_of(self, key: Key) -> SessionContext | None:
         """The conversation *key*, whoever owns it."""
@@ -545,12 +549,16 @@ class BaseSessionStore(ABC):
         """Make of the row what `rows.interrupted` says, if its beat is still the same; True if so."""
 
     @abstractmethod
-    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
-        """Take up to *limit* rows that nobody has in hand: answered ones, then the first of each line that is work.
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int, *, answers: bool) -> tuple[Work, ...]:
+        """Take up to *limit* rows that nobody has in hand: with *answers* answered ones, then the first of each line.
 
         Only those of that application, and of a line only what no other row stands before, passed ones excepted. From
         now on each may be silent for *lease_seconds*, whatever was true for who had it before.
         """
+
+    @abstractmethod
+    async def is_next_to_tell(self, turn_id: int, attempt: int) -> bool | None:
+        """Whether no answered row of its conversation stands before that one; None if it is not this holder's."""
 
     @abstractmethod
     async def end_answered(self, turn_id: int, attempt: int) -> None:
@@ -558,7 +566,7 @@ class BaseSessionStore(ABC):
 
     @abstractmethod
     async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
-        """Up to *limit* of the owner's turns that have not committed, above the id *after*."""
+        """Up to *limit* of the owner's turns above the id *after*."""
 
     @abstractmethod
     async def is_processed(self, scope: Key, message_id: str) -> bool:

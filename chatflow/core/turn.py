@@ -16,7 +16,7 @@ import attrs
 
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS, Beats
 from chatflow.core.ending import give_back
-from chatflow.core.finish import finish
+from chatflow.core.finish import finish, is_cancelled
 from chatflow.core.journal import Entry
 from chatflow.core.membership import before_waiting, join, leave_ended, open_turns
 from chatflow.core.messages import AgentResponse
@@ -183,6 +183,10 @@ class Turn:
                     running = await self._wait_for_place(found)
                     if running is not None:
                         return running
+                    if self.work is not None:
+                        raise SessionConflictError(
+                            session_id=session.session_id, reason="somebody else has taken this turn over"
+                        )
                     continue
                 self._refuse(found)
                 if isinstance(found, Answered):
@@ -190,7 +194,9 @@ class Turn:
                 assert isinstance(found, InProgress)
                 if not wait_for_duplicate or not found.held:
                     assert self.claim is not None
-                    raise MessageInProgressError(session_id=session.session_id, message_id=self.claim.message_id)
+                    raise MessageInProgressError(
+                        session_id=session.session_id, message_id=self.claim.message_id, held=found.held
+                    )
                 if found.turn_id != watched:
                     watching.close()
                     watching.enter_context(store.beats.watching(found.turn_id))
@@ -310,6 +316,7 @@ class Turn:
                 if not isinstance(found, Place):
                     self._release()
                     if found is Lost.TURN:
+                        store.line.wake_all()  # whoever waits behind it waits for somebody else now
                         return None
                     self._refuse(found)
                     raise AssertionError(found)
@@ -493,7 +500,9 @@ class Turn:
     def _end_by(self, error: BaseException | None) -> End:
         if self.work is None:
             return End.TOLD
-        # Neither a cancellation nor a fault of the storage is the work's own.
+        # Neither a cancellation nor a fault of the storage is the work's own; a cancellation that nobody asked for is.
+        if isinstance(error, asyncio.CancelledError):
+            return End.LET_GO if is_cancelled() else End.FAILED
         own_fault = isinstance(error, Exception) and not isinstance(error, StoreError)
         return End.FAILED if own_fault else End.LET_GO
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import orjson
 
 from chatflow.core.agent import Agent
 from chatflow.core.codec import encode
+from chatflow.core.finish import is_cancelled
 from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
 from chatflow.core.session import SessionContext
@@ -93,11 +95,15 @@ class Batch:
     async def _outcome(self, index: int) -> ToolResult | Handoff:
         call = self.message.tool_calls[index]
         tool = self.tools.get(call.name)
+        if tool is None and self.ended is not None:
+            return self._interrupted(call)  # it was there when it was called
         if tool is None:
             known = ", ".join(self.tools) or "none"
             self._log(call, "is not there")
             return error_result(call, f"There is no tool named {shorten(call.name)}. The tools there are: {known}.")
         refusal = self._refusal(index, tool)
+        if refusal is None and self.ended is not None and not tool.idempotent:
+            return self._interrupted(call)
         return await self._invoke(index, tool) if refusal is None else error_result(call, refusal)
 
     def _refusal(self, index: int, tool: Tool) -> str | None:
@@ -110,10 +116,13 @@ class Batch:
                 f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
                 " again with valid JSON."
             )
-        if self.ended is not None and not tool.idempotent:
-            self._log(call, "had been called in an attempt that was interrupted; it is not run again")
-            return "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first."
         return None
+
+    def _interrupted(self, call: ToolCall) -> ToolResult:
+        self._log(call, "had been called in an attempt that was interrupted; it is not run again")
+        return error_result(
+            call, "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first."
+        )
 
     async def _invoke(self, index: int, tool: Tool) -> ToolResult | Handoff:
         call = self.message.tool_calls[index]
@@ -121,9 +130,14 @@ class Batch:
             with anyio.move_on_after(self.timeout):
                 return self._kept(call, await tool.invoke(call.args, self._context(index)))
         except ToolArgumentError as error:
+            if self.ended is not None:
+                return self._interrupted(call)  # the tool took them when it was called
             self._log(call, "was called with arguments that it does not take")
             return error_result(call, str(error))
-        except Exception as error:  # noqa: BLE001  # a tool may raise anything, and the conversation goes on
+        except (Exception, asyncio.CancelledError) as error:
+            # A tool may raise anything, also what a cancelled task of its own has ended with.
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             reference = uuid.uuid4().hex[:12]
             self._log(call, f"failed (reference {reference})", error)
             return error_result(
@@ -154,7 +168,7 @@ class Batch:
         key = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
         return ToolContext(session=session, state=session.state, agent=self.agent, idempotency_key=key)
 
-    def _log(self, call: ToolCall, what: str, error: Exception | None = None) -> None:
+    def _log(self, call: ToolCall, what: str, error: BaseException | None = None) -> None:
         logger.log(
             logging.WARNING if error is None else logging.ERROR,
             "session %s: tool %s %s",

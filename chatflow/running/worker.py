@@ -7,31 +7,48 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import anyio
 import attrs
 from anyio.abc import TaskGroup
 
-from chatflow.core.finish import finish
+from chatflow.core.finish import finish, is_cancelled
 from chatflow.core.line import Waiter
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Answered, Key, PendingTurn, Work
 from chatflow.core.rows import WAITING, State
+from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
-from chatflow.exceptions import EngineError, StoreClosedError, StoreError, shorten
+from chatflow.exceptions import (
+    ChatflowError,
+    EngineError,
+    MessageDeadError,
+    SessionConflictError,
+    SessionDeletedError,
+    StoreClosedError,
+    StoreError,
+    shorten,
+)
 
 logger = logging.getLogger("chatflow.runner")
 
-OnResponse = Callable[[PendingTurn, AgentResponse], Awaitable[None]]
+OnResponse = Callable[[PendingTurn, AgentResponse], Awaitable[None] | None]
 
 _LOOK: Final = 0.25
 """Seconds between looks for work that another process has accepted: nobody there can wake us."""
+
+_LOOK_AFTER_FAULT: Final = 2.0
+"""Seconds until the next look after the storage has failed."""
+
+_AT_A_TIME: Final = 1000
+"""Rows that are taken in one operation at most."""
 
 _LONGEST_DELAY: Final = 300.0
 
@@ -64,8 +81,9 @@ class Worker:
         self._doing: Final = doing
         self._on_response: Final = on_response
         self._stopping = False
+        self._sleeping: Final[set[anyio.CancelScope]] = set()
         self._busy = 0
-        self._taken: list[Work] = []
+        self._taken: Final[dict[int, Work]] = {}
         self._waiter: Waiter | None = None
         self._in_order: Final[weakref.WeakValueDictionary[Key, anyio.Lock]] = weakref.WeakValueDictionary()
         # In a context of its own: what is done here belongs to no turn of whoever opened it.
@@ -75,6 +93,8 @@ class Worker:
         """Take no more, let what is under way end within *grace* seconds, then give it back as it is."""
         self._stopping = True
         self._wake()
+        for scope in self._sleeping:
+            scope.cancel()
         try:
             await asyncio.wait([self._task], timeout=grace)
         finally:
@@ -96,64 +116,89 @@ class Worker:
                     while not self._stopping:
                         if not await self._look(group):
                             await waiter.wait(_LOOK)
+        except Exception:
+            logger.exception("no more work is done: the worker has failed")
+            raise
         finally:
             await self._give_back()
 
     async def _look(self, group: TaskGroup) -> bool:
         """Take what can be taken, and start it; False if there was nothing."""
-        free = self._doing.at_once - self._busy
+        free = min(self._doing.at_once - self._busy, _AT_A_TIME)
+        found: list[Work] = []
         try:
             if free > 0:
-                await finish(self._take(free))
+                await finish(self._take(free, found))
         except StoreClosedError:
             self._stopping = True
         except StoreError as error:
             logger.warning("no work can be taken for now: %s", error)
-        found = bool(self._taken)
-        while self._taken:
+            await self._sleep(_LOOK_AFTER_FAULT)
+        for work in found:
             self._busy += 1
-            group.start_soon(self._do, self._taken.pop(0))
-        return found
+            group.start_soon(self._do, work)
+        return bool(found)
 
-    async def _take(self, limit: int) -> None:
+    async def _take(self, limit: int, found: list[Work]) -> None:
         # Noted inside the operation, so that a cancelled worker still knows what to give back.
         doing = self._doing
-        self._taken += await doing.store.take_work(doing.agent_name, doing.lease_seconds, limit)
+        found += await doing.store.take_work(
+            doing.agent_name, doing.lease_seconds, limit, answers=self._on_response is not None
+        )
+        self._taken.update({work.turn.turn_id: work for work in found})
 
     async def _give_back(self) -> None:
-        while self._taken:
-            turn = await self._turn(self._taken.pop())
-            if turn is not None:
-                await turn.let_go()
+        """Let go of what was taken, and not begun by anybody."""
+        for work in self._taken.values():
+            with suppress(StoreError):
+                await self._turn_of(self._doing.store.unread_session(work.key), work).let_go()
 
-    async def _turn(self, work: Work) -> Turn | None:
-        """The turn of that row; None if the conversation is gone."""
+    def _turn_of(self, session: SessionContext, work: Work) -> Turn:
         doing = self._doing
-        session = await finish(doing.store.session_of(work.key))
-        if session is None:
-            return None
         turn = Turn.of_work(session, work, lease_seconds=doing.lease_seconds, max_attempts=doing.max_attempts)
         turn.hands_on = True
+        return turn
+
+    async def _turn(self, work: Work) -> Turn:
+        """The turn of that row. Where its conversation is gone, or can't be read, that shows when it is taken."""
+        store = self._doing.store
+        try:
+            session = await store.session_of(work.key)
+        except ChatflowError:
+            session = None
+        turn = self._turn_of(session or store.unread_session(work.key), work)
+        del self._taken[work.turn.turn_id]
         return turn
 
     async def _do(self, work: Work) -> None:
         try:
             turn = await self._turn(work)
-            if turn is None:
-                return
             try:
                 response = work.response or await self._answer(turn)
-                if response is not None:
+                if response is not None and self._on_response is not None:
                     with self._idle():
-                        await self._hand_on(turn, response)
+                        await self._hand_on(turn, response, self._on_response)
             finally:
                 # Whatever is still in hand here, somebody else may do.
                 await turn.let_go()
-        except Exception:
-            logger.exception("session %s: turn %d is left for later", shorten(work.key.session_id), work.turn.turn_id)
+        except StoreError as error:
+            logger.warning(
+                "session %s: turn %d is left for later: %s", shorten(work.key.session_id), work.turn.turn_id, error
+            )
         finally:
             self._busy -= 1
             self._wake()
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Wait before it is tried again; False if there will be no more tries here."""
+        with anyio.CancelScope() as scope:
+            self._sleeping.add(scope)
+            try:
+                if not self._stopping:
+                    await anyio.sleep(seconds)
+            finally:
+                self._sleeping.discard(scope)
+        return not self._stopping
 
     @contextmanager
     def _idle(self) -> Generator[None]:
@@ -177,7 +222,10 @@ class Worker:
                 if isinstance(found, Answered):
                     return None
                 response = await self._doing.run(turn)
-            except Exception as error:  # noqa: BLE001  # whatever work raises, it is tried again or given up
+            except (Exception, asyncio.CancelledError) as error:
+                # Whatever work raises, it is tried again or given up; also a cancellation that is none of ours.
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                    raise
                 # A storage that fails is not the work's fault: others wait behind it, and go on once it is mended.
                 failures += not isinstance(error, StoreError)
                 if turn.turn_id is None or turn.left not in {None, *WAITING}:
@@ -192,33 +240,49 @@ class Worker:
                     repr(error),
                 )
                 with self._idle():
-                    await anyio.sleep(seconds)
+                    if not await self._sleep(seconds):
+                        return None
             else:
                 return None if turn.turn_id is None else response
 
-    def _log_end(self, turn: Turn, error: Exception) -> None:
+    def _log_end(self, turn: Turn, error: BaseException) -> None:
         assert turn.work is not None
-        what = "was given up; store.pending_turns() lists it" if turn.left is State.DEAD else "ended"
-        logger.error(
-            "session %s: the turn of message %s %s",
+        is_dead = turn.left is State.DEAD or isinstance(error, MessageDeadError)
+        # What others have done meanwhile is no failure.
+        is_failure = not isinstance(error, SessionDeletedError | SessionConflictError)
+        logger.log(
+            logging.ERROR if is_failure else logging.WARNING,
+            "session %s: the turn of message %s %s: %s",
             shorten(turn.session.session_id),
             shorten(turn.work.turn.message_id),
-            what,
-            exc_info=error,
+            "was given up; store.pending_turns() lists it" if is_dead else "ended",
+            repr(error),
+            exc_info=error if is_failure and not isinstance(error, ChatflowError) else None,
         )
 
-    async def _hand_on(self, turn: Turn, response: AgentResponse) -> None:
+    async def _hand_on(self, turn: Turn, response: AgentResponse, on_response: OnResponse) -> None:
         """Tell `on_response`, in the order of the answers in each conversation, until it has heard."""
         assert turn.work is not None
         pending = attrs.evolve(turn.work.turn, state=State.ANSWERED.value)
         lock = self._in_order.setdefault(turn.session.key, anyio.Lock())
         failures = 0
         async with lock:
-            while self._on_response is not None:
+            while True:
+                is_next = await self._doing.store.is_next_to_tell(turn.work.turn.turn_id, turn.attempt)
+                if is_next is None:
+                    return  # its conversation was deleted, or somebody else has it in hand
+                if not is_next:
+                    if not await self._sleep(_LOOK):
+                        return
+                    continue
                 try:
-                    await self._on_response(pending, response)
+                    heard = on_response(pending, response)
+                    if inspect.isawaitable(heard):  # a plain function has heard already
+                        await heard
                     break
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
+                    if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                        raise
                     failures += 1
                     seconds = delay(failures, error)
                     logger.exception(
@@ -226,7 +290,8 @@ class Worker:
                         shorten(turn.session.session_id),
                         seconds,
                     )
-                    await anyio.sleep(seconds)
+                    if not await self._sleep(seconds):
+                        return
             await turn.handed_on()
 
 

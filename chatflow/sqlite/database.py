@@ -264,7 +264,8 @@ _ADVICE: Final[dict[int, str]] = {
     sqlite3.SQLITE_IOERR: "look at the disk and its file system, then try again",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable",
     sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
-    sqlite3.SQLITE_CORRUPT: "restore a backup, or salvage it with SQLite's .recover",
+    sqlite3.SQLITE_CORRUPT: "look at the disk first, since a read that fails looks the same; if it stays, restore a"
+    " backup, or salvage it with SQLite's .recover",
 }
 
 

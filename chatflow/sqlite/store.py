@@ -246,11 +246,15 @@ class SQLiteSessionStore(BaseSessionStore):
         """Change the row, if its beat is the same."""
         return await self._write(turns.interrupt, beat, self._at(), durable=False)
 
-    async def take_work(self, agent_name: str, lease_seconds: float, limit: int) -> tuple[Work, ...]:
+    async def take_work(self, agent_name: str, lease_seconds: float, limit: int, *, answers: bool) -> tuple[Work, ...]:
         """Look first, since there is mostly nothing, and then take."""
-        if not await self._read(turns.is_work_at_hand, agent_name):
+        if not await self._read(turns.is_work_at_hand, agent_name, answers):
             return ()
-        return await self._write(turns.take_work, agent_name, lease_seconds, limit, self._at(), durable=False)
+        return await self._write(turns.take_work, agent_name, lease_seconds, limit, answers, self._at(), durable=False)
+
+    async def is_next_to_tell(self, turn_id: int, attempt: int) -> bool | None:
+        """Read those before it."""
+        return await self._read(turns.is_next_to_tell, turn_id, attempt, self._at())
 
     async def end_answered(self, turn_id: int, attempt: int) -> None:
         """Delete the row."""

@@ -132,10 +132,10 @@ PAGE_OF_TURNS: Final[LiteralString] = """
         turn.turn_id, session.owner, session.session_id, turn.message_id, turn.work_json, turn.agent_name, turn.state,
         turn.attempts, turn.queued_at, turn.attempt
     FROM chatflow_turns AS turn CROSS JOIN chatflow_sessions AS session USING (session_key)
-    WHERE turn.turn_id > :after AND turn.state <> 'answered' AND session.owner = :owner
+    WHERE turn.turn_id > :after AND session.owner = :owner
     ORDER BY turn.turn_id LIMIT :limit
 """
-"""An owner's turns that have not committed."""
+"""An owner's turns."""
 
 TURNS_OF_SESSION: Final[LiteralString] = "SELECT turn_id FROM chatflow_turns WHERE session_key = :session_key"
 """All of a conversation's turns."""
@@ -165,6 +165,16 @@ NEXT_OF_HOLDER: Final[LiteralString] = """
     SELECT min(turn_id) FROM chatflow_turns WHERE session_key = :session_key AND state = 'queued' AND holder = :holder
 """
 """Which row of ours is to look first whether its place has come."""
+
+IS_NEXT_TO_TELL: Final[LiteralString] = """
+    SELECT NOT EXISTS (
+        SELECT 1 FROM chatflow_turns AS before
+        WHERE before.session_key = answered.session_key AND before.turn_id < :turn_id AND before.state = 'answered'
+    )
+    FROM chatflow_turns AS answered
+    WHERE answered.turn_id = :turn_id AND answered.holder = :holder AND answered.attempt = :attempt
+"""
+"""Whether all answers before one have been heard."""
 
 END_ANSWERED: Final[LiteralString] = """
     DELETE FROM chatflow_turns
@@ -239,7 +249,9 @@ WORK_AT_HAND: Final[LiteralString] = """
 IS_WORK_AT_HAND: Final[LiteralString] = """
     SELECT EXISTS (
         SELECT 1 FROM chatflow_turns
-        WHERE holder IS NULL AND agent_name = :agent_name AND state IN ('accepted', 'interrupted', 'answered')
+        WHERE holder IS NULL AND agent_name = :agent_name AND state IN ('accepted', 'interrupted')
+    ) OR :answers AND EXISTS (
+        SELECT 1 FROM chatflow_turns WHERE holder IS NULL AND agent_name = :agent_name AND state = 'answered'
     )
 """
 """Whether there is anything that nobody does."""

@@ -160,8 +160,11 @@ def _place(
             journal = read_journal(runs, key, connection)
             work = None if runs.turn_id == row.turn_id else _work(runs.turn_id, rows.now, connection)
         except CorruptSessionError as error:
+            own = runs.turn_id == row.turn_id
+            if own and not runs.accepted:
+                raise  # its caller is told, and the row steps aside
             _give_up(rows, runs, error, connection)
-            if runs.turn_id == row.turn_id:
+            if own:
                 # Not raised: that would undo it, and the message would be tried for ever.
                 assert row.digest is not None
                 return Dead(row.digest, runs.attempts)
@@ -316,23 +319,26 @@ def interrupt(silent: Beat, at: At, connection: Connection) -> bool:
     return lines.interrupt_silent(at.rows(connection), silent)
 
 
-def is_work_at_hand(agent_name: str, connection: Connection) -> bool:
+def is_work_at_hand(agent_name: str, answers: bool, connection: Connection) -> bool:
     """Whether there is anything to take, in a line or out of it."""
-    return bool(connection.execute(statements.IS_WORK_AT_HAND, {"agent_name": agent_name}).fetchone()[0])
+    asked = {"agent_name": agent_name, "answers": answers}
+    return bool(connection.execute(statements.IS_WORK_AT_HAND, asked).fetchone()[0])
 
 
-def take_work(agent_name: str, lease_seconds: float, limit: int, at: At, connection: Connection) -> tuple[Work, ...]:
+def take_work(
+    agent_name: str, lease_seconds: float, limit: int, answers: bool, at: At, connection: Connection
+) -> tuple[Work, ...]:
     """Take answers to hand on, then work to do."""
     rows = at.rows(connection)
-    answers = [
+    answered = [
         turn_id
         for (turn_id,) in connection.execute(
-            statements.ANSWERED_AT_HAND, {"agent_name": agent_name, "limit": limit}
+            statements.ANSWERED_AT_HAND, {"agent_name": agent_name, "limit": limit if answers else 0}
         ).fetchall()
     ]
     todo: list[int] = []
     found = connection.execute(statements.WORK_AT_HAND, {"agent_name": agent_name})
-    while len(answers) + len(todo) < limit:
+    while len(answered) + len(todo) < limit:
         row = found.fetchone()
         if row is None:
             break
@@ -345,7 +351,7 @@ def take_work(agent_name: str, lease_seconds: float, limit: int, at: At, connect
             # A line that can't be read must not keep the others waiting.
             logger.warning("turn %d is not taken: %s", row[0], error)
     found.close()
-    works = [_take(rows, turn_id, lease_seconds, connection) for turn_id in (*answers, *todo)]
+    works = [_take(rows, turn_id, lease_seconds, connection) for turn_id in (*answered, *todo)]
     return tuple(work for work in works if work is not None)
 
 
@@ -376,13 +382,20 @@ def _take(rows: SqliteRows, turn_id: int, lease_seconds: float, connection: Conn
     return attrs.evolve(work, response=answer.response)
 
 
+def is_next_to_tell(turn_id: int, attempt: int, at: At, connection: Connection) -> bool | None:
+    """Whether no answered row of its conversation stands before it; None if it is not this holder's."""
+    fence = {"turn_id": turn_id, "attempt": attempt, "holder": at.holder}
+    found = connection.execute(statements.IS_NEXT_TO_TELL, fence).fetchone()
+    return None if found is None else bool(found[0])
+
+
 def end_answered(turn_id: int, attempt: int, at: At, connection: Connection) -> None:
     """Delete a row whose answer has been handed on."""
     connection.execute(statements.END_ANSWERED, {"turn_id": turn_id, "attempt": attempt, "holder": at.holder})
 
 
 def page(owner: str, after: int, limit: int, at: At, connection: Connection) -> tuple[PendingTurn, ...]:
-    """A page of an owner's turns that have not committed."""
+    """A page of an owner's turns."""
     found = connection.execute(statements.PAGE_OF_TURNS, {"owner": owner, "after": after, "limit": limit})
     return tuple(_listed(row, at.now) for row in found)
 

@@ -22,7 +22,7 @@ from chatflow.core.records import Beat, Beaten, Claim, Key, Place, Snapshot, Tic
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
-from chatflow.exceptions import SessionConflictError, StoreError
+from chatflow.exceptions import SessionConflictError, StoreClosedError, StoreError
 from tests.conformance.conversation import SUPPORT, outside, texts, user
 from tests.conformance.places import leave, place_of, ticket
 from tests.virtual_time import VirtualLoop
@@ -597,6 +597,26 @@ def test_closed_store(loop: VirtualLoop, store: Store) -> None:
 
     loop.run(close())
     assert store.times == [3]
+
+
+def test_queued_when_the_store_is_closed(loop: VirtualLoop, store: Store) -> None:
+    """Turns that wait for their places when their store is closed are refused in the same moment."""
+
+    async def close() -> float:
+        session = await session_of(store)
+        holding = asyncio.create_task(outside(hold(session, 5)))
+        await asyncio.sleep(0.1)
+        waiting = [asyncio.create_task(outside(hold(session, 0))) for _ in range(3)]
+        await asyncio.sleep(1)
+        closing = asyncio.create_task(outside(store.aclose()))
+        await asyncio.wait(waiting)
+        refused_at = loop.time()
+        assert [type(each.exception()) for each in waiting] == [StoreClosedError] * 3
+        await asyncio.wait([holding, closing])
+        return refused_at
+
+    assert loop.run(close()) == pytest.approx(1.1)
+    assert 5 <= loop.time() < 5.5
 
 
 USE: Final = """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,7 +47,7 @@ MANY: Final = 1000
 """Attempts: none of the messages is given up."""
 
 ids = st.sampled_from(["a", "b"])
-message_ids = st.sampled_from(["m1", "m2"])
+message_ids = st.sampled_from(["m1", "m2", "m3", "m4"])
 kinds = st.sampled_from(["state", "metadata"])
 keys = st.sampled_from(["k1", "k2", "k3"])
 call_ids = st.sampled_from(["c1", "c2", ""])
@@ -595,8 +596,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- turns that are open across steps ---
 
-    @rule(session_id=ids, message_id=st.one_of(st.none(), message_ids))
-    def begin_turn(self, session_id: str, message_id: str | None) -> None:
+    @rule(session_id=ids)
+    def begin_turn(self, session_id: str) -> None:
+        self.begin(session_id, None)
+
+    @rule(session_id=ids, message_id=message_ids)
+    def begin_turn_of_message(self, session_id: str, message_id: str) -> None:
+        self.begin(session_id, message_id)
+
+    def begin(self, session_id: str, message_id: str | None) -> None:
+        """Open a turn that stays open."""
         if not self.is_free(session_id) or session_id in self.held:
             return
         conversation = self.conversations[session_id]
@@ -774,5 +783,5 @@ def test_agrees_with_model(backend: Backend, tmp_path: Path) -> None:
     folders = count()
     run_state_machine_as_test(
         lambda: StoreMachine(backend, tmp_path / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

@@ -59,11 +59,14 @@ async def end_turns(store: BaseSessionStore, grace: float) -> None:
     def others() -> list[Turn]:
         return [turn for turn in store.turns if turn.is_under_way and turn not in own and turn.task is not me]
 
+    def cancel() -> None:
+        for turn in others():
+            turn.cancel()
+
     if store.turns:
         store.line.wake_all()  # those that wait for their place are refused it
     await _until_ended(others, grace)
-    for turn in others():
-        turn.cancel()
+    cancel()
     await _until_ended(others, _LAST_WORDS)
 
 

@@ -188,7 +188,9 @@ class Turn:
                             session_id=session.session_id, reason="somebody else has taken this turn over"
                         )
                     continue
-                self._refuse(found)
+                refusal = self._refusal(found)
+                if refusal is not None:
+                    raise refusal
                 if isinstance(found, Answered):
                     return found
                 assert isinstance(found, InProgress)
@@ -203,23 +205,24 @@ class Turn:
                     watched = found.turn_id
                 await self._wait_for_end(found)
 
-    def _refuse(self, found: Answered | InProgress | Dead | Cycle | Lost) -> None:
-        """Raise the error that *found* means, if it means one."""
+    def _refusal(self, found: Answered | InProgress | Dead | Cycle | Lost) -> ChatflowError | None:
+        """The error that *found* means, if it means one."""
         store, session = self.session.store, self.session
         if isinstance(found, Lost):
-            raise self._lost(found)
+            return self._lost(found)
         if isinstance(found, Cycle):
-            raise TurnInsideTurnError(
+            return TurnInsideTurnError(
                 session_id=session.session_id,
                 reason="its turn would wait for one that waits for this code's own turn to end",
             )
         claim = self.claim
         assert claim is not None
         if found.digest is not None and found.digest != claim.digest:
-            raise MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
+            return MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
         if isinstance(found, Dead):
             store.line.wake_all()  # it may just have given up its place in the line
-            raise MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
+            return MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
+        return None
 
     async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         session, store = self.session, self.session.store
@@ -318,8 +321,9 @@ class Turn:
                     if found is Lost.TURN:
                         store.line.wake_all()  # whoever waits behind it waits for somebody else now
                         return None
-                    self._refuse(found)
-                    raise AssertionError(found)
+                    refusal = self._refusal(found)
+                    assert refusal is not None
+                    raise refusal
                 place = found
         return place
 
@@ -487,9 +491,9 @@ class Turn:
 
     async def handed_on(self) -> None:
         """The answer of this accepted turn has reached whoever it is for: nothing is left to do."""
-        turn_id = self._release()
-        if turn_id is not None:
-            await finish(self.session.store.end_answered(turn_id, self.attempt))
+        assert self.turn_id is not None
+        await finish(self.session.store.end_answered(self.turn_id, self.attempt))
+        self._release()
 
     def ended_as(self, state: State | None) -> None:
         """Note what became of the row that was left."""

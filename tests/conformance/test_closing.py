@@ -360,8 +360,9 @@ async def test_end_of_a_block_that_was_cancelled(open_store: OpenStore) -> None:
         await stores[0].get("s")
 
 
-async def test_commit_under_way(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that has ended and whose commit is on its way to the storage is waited for."""
+@pytest.mark.parametrize("grace", [0, 1000])
+async def test_commit_under_way(grace: float, store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that has ended and whose commit is on its way to the storage is waited for, past the grace too."""
     arrived, go_on = asyncio.Event(), asyncio.Event()
     commit_turn = store.commit_turn
 
@@ -374,7 +375,7 @@ async def test_commit_under_way(store: BaseSessionStore, monkeypatch: pytest.Mon
     session = await store.get_or_create("s", SUPPORT)
     committing = asyncio.create_task(outside(session.add_message(user("hello"))))
     await arrived.wait()
-    async with closing(store) as task:
+    async with closing(store, grace) as task:
         for _ in range(10):
             await asyncio.sleep(0)
         assert not task.done()

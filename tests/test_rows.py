@@ -120,6 +120,7 @@ def test_ended(each: Row, end: End, max_attempts: int | None) -> None:
         (End.TOLD, True, 1, (State.ACCEPTED, 1)),
         (End.TOLD, False, 5, (State.TOLD, 4)),
         (End.TOLD, True, 5, (State.DEAD, 5)),
+        (End.TOLD, False, 6, (State.TOLD, 5)),
         (End.FAILED, False, 1, (State.TOLD, 1)),
         (End.FAILED, True, 1, (State.ACCEPTED, 1)),
         (End.FAILED, False, 5, (State.DEAD, 5)),

@@ -333,7 +333,8 @@ class MemoryTables:
             row, answer = turn.row, None
             if row.state is State.ANSWERED:
                 assert row.message_id is not None
-                processed = self.find_processed(turn.key, row.message_id)
+                # Also one that has expired in the meantime, as long as it is there.
+                processed = self._processed.get((turn.key, row.message_id))
                 answer = None if processed is None else processed.response
                 if answer is None:
                     self.rows.delete(row)

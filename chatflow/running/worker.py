@@ -266,33 +266,41 @@ class Worker:
         pending = attrs.evolve(turn.work.turn, state=State.ANSWERED.value)
         lock = self._in_order.setdefault(turn.session.key, anyio.Lock())
         failures = 0
-        async with lock:
-            while True:
+        while True:
+            # Not held while it waits: the answer that has to be told before this one may need it, being taken anew.
+            async with lock:
                 is_next = await self._doing.store.is_next_to_tell(turn.work.turn.turn_id, turn.attempt)
                 if is_next is None:
                     return  # its conversation was deleted, or somebody else has it in hand
-                if not is_next:
-                    if not await self._sleep(_LOOK):
-                        return
-                    continue
-                try:
-                    heard = on_response(pending, response)
-                    if inspect.isawaitable(heard):  # a plain function has heard already
-                        await heard
-                    break
-                except (Exception, asyncio.CancelledError) as error:
-                    if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                        raise
-                    failures += 1
-                    seconds = delay(failures, error)
-                    logger.exception(
-                        "session %s: on_response failed; it is called again in %g s",
-                        shorten(turn.session.session_id),
-                        seconds,
-                    )
-                    if not await self._sleep(seconds):
-                        return
-            await turn.handed_on()
+                error = await _told(on_response, pending, response) if is_next else None
+                if is_next and error is None:
+                    await turn.handed_on()
+                    return
+            seconds = _LOOK
+            if error is not None:
+                failures += 1
+                seconds = delay(failures, error)
+                logger.error(
+                    "session %s: on_response failed; it is called again in %g s",
+                    shorten(turn.session.session_id),
+                    seconds,
+                    exc_info=error,
+                )
+            if not await self._sleep(seconds):
+                return
+
+
+async def _told(on_response: OnResponse, turn: PendingTurn, response: AgentResponse) -> BaseException | None:
+    """Call it, and return what it raises; a cancellation that is none of ours too."""
+    try:
+        heard = on_response(turn, response)
+        if inspect.isawaitable(heard):  # a plain function has heard already
+            await heard
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        return error
+    return None
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

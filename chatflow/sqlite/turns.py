@@ -230,7 +230,7 @@ def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
         user_message=user_message,
         metadata=metadata,
         agent_name=reading.optional_text(session_id, f"{where}, agent_name", agent_name),
-        state=reading.state(session_id, f"{where}, state", state),
+        state=reading.state(session_id, f"{where}, state", state).value,
         attempts=reading.number(session_id, f"{where}, attempts", attempts),
         queued_at=queued,
         age=dt.datetime.fromisoformat(now) - queued,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import anyio
@@ -20,10 +21,12 @@ from chatflow.exceptions import (
     SessionConflictError,
     SessionStateError,
     StoreClosedError,
+    StoreError,
 )
 from chatflow.runner import Runner
 from tests.conformance.conftest import Clock, Restart
 from tests.conformance.conversation import SUPPORT, outside, queued, texts, user
+from tests.conformance.stepping import CANCELLERS, MOMENTS, Moment
 from tests.conformance.work import Heard, lose_all, nothing_left, states
 from tests.runs import PausingEngine
 
@@ -58,6 +61,7 @@ async def test_receipt(store: BaseSessionStore, clock: Clock) -> None:
     assert (turn.session_id, turn.message_id, turn.user_message) == ("s", "m", "hi")
     assert (turn.metadata, turn.agent_name) == ({"channel": "web"}, "Support")
     assert (turn.state, turn.attempts, turn.queued_at) == ("accepted", 0, accepted_at)
+    assert type(turn.state) is str
     assert turn.age.total_seconds() == 300
     session = await store.get("s")
     assert session is not None
@@ -410,3 +414,54 @@ async def test_waits_behind_a_running_turn(store: BaseSessionStore) -> None:
     async with runner.working(heard):
         await heard.of(1)
     await nothing_left(store)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("canceller", CANCELLERS)
+async def test_its_doer_is_cancelled_at_any_step(store: BaseSessionStore, canceller: str, moment: Moment) -> None:
+    """Wherever a run is cancelled that does an accepted message first, that message is free or done."""
+    for step in count():
+        agent, called, session_id = Agent("Support"), list[str](), f"s{step}"
+
+        @agent.tool(idempotent=True)
+        async def charge(called: list[str] = called) -> str:
+            called.append("charge")
+            return "charged"
+
+        def answer(request: EngineRequest) -> Any:
+            said = request.messages[-1]
+            return CALL("charge") if said.text == "first" else f"{said.text}!"
+
+        runner = Runner(agent, store, ScriptedEngine(default=answer))
+        await runner.accept(session_id, "first", message_id="m1")
+
+        async def run(runner: Runner = runner, session_id: str = session_id) -> AgentResponse:
+            return await runner.run_async(session_id, "second", message_id="m2")
+
+        cancelled = await CANCELLERS[canceller](run, step, moment)
+        left = {turn.message_id: turn.state for turn in await store.pending_turns() if turn.session_id == session_id}
+        assert left.get("m1", "accepted") in {"accepted", "interrupted", "answered"}
+        assert left.get("m2", "told") == "told"
+        assert (await run()).content == "second!"
+        assert called == ["charge"]
+        found = [text for text in await said(store, session_id) if not text.startswith("call")]
+        assert found == ["first", "!", "second", "second!"]
+        assert {state for _, state, _ in await states(store)} == {"answered"}
+        if not cancelled:
+            break
+
+
+async def test_storage_fails_while_it_is_done_first(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the storage fails, whoever does an accepted message first is told of it, and the message waits."""
+    runner, commit = runner_on(store, "first!", "first!", "second!"), store.commit_turn
+    await runner.accept("s", "first", message_id="m")
+
+    async def fail(*_: Any) -> Any:
+        raise StoreError("the disk is full", store=store.name)
+
+    monkeypatch.setattr(store, "commit_turn", fail)
+    with pytest.raises(StoreError):
+        await runner.run_async("s", "second")
+    monkeypatch.setattr(store, "commit_turn", commit)
+    assert (await runner.run_async("s", "second")).content == "second!"
+    assert await said(store) == ["first", "first!", "second", "second!"]

@@ -18,7 +18,7 @@ from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import MessageDeadError, MessageMismatchError, SessionConflictError, StoreError
 from chatflow.runner import Runner
-from tests.conformance.attempts import KINDS, Attempts, Break, Kind, Reply, Script, plans, said, scripts
+from tests.conformance.attempts import KINDS, Attempts, Break, Broken, Kind, Reply, Script, plans, said, scripts
 from tests.conformance.conftest import Clock, Restart
 from tests.conformance.conversation import model, outside, stored, texts, user
 from tests.conformance.stepping import CANCELLERS, MOMENTS, Moment
@@ -292,6 +292,28 @@ async def test_handoff_is_made_again(store: BaseSessionStore) -> None:
     assert response.handoff.target_agent_name == "Billing"
     found = [result for message in (await store.messages("s")).items for result in message.tool_results]
     assert [result.is_error for result in found] == [False, True]
+
+
+async def test_calls_belong_to_the_agent_that_made_them(store: BaseSessionStore) -> None:
+    """A call that runs again is made with the tools of the agent that had asked for it, whoever answers by now."""
+    billing = Agent("Billing", engine=ScriptedEngine(["billing answers"]))
+    support, called = Agent("Support", handoffs=[billing], engine=ScriptedEngine([CALL("charge")])), list[str]()
+
+    @support.tool(idempotent=True)
+    def charge() -> str:
+        called.append("charge")
+        if len(called) == 1:
+            raise Broken
+        return "charged"
+
+    runner = Runner(support, store)
+    with pytest.raises(Broken):
+        await runner.run_async("s", "hi", message_id="m")
+    session = await store.get("s")
+    assert session is not None
+    await session.set_active_agent(billing)
+    assert (await runner.run_async("s", "hi", message_id="m")).content == "billing answers"
+    assert [result.content for result in results_of(session.history)] == ["charged"]
 
 
 # --- told ---

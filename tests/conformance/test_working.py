@@ -720,6 +720,30 @@ async def test_end_while_it_takes(store: BaseSessionStore, monkeypatch: pytest.M
     assert sorted(heard.answers) == [("a", "1!"), ("c", "1!")]
 
 
+async def test_taken_in_the_last_moment(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken while the worker ends is not begun, and given back."""
+    runner, heard, take, taking, go_on = echoing(store), Heard(), store.take_work, anyio.Event(), anyio.Event()
+
+    async def take_late(*arguments: Any, **options: Any) -> Any:
+        taking.set()
+        await go_on.wait()
+        return await take(*arguments, **options)
+
+    await accept(runner, "1")
+    monkeypatch.setattr(store, "take_work", take_late)
+    async with anyio.create_task_group() as group, runner.working(heard):
+        await taking.wait()
+
+        async def later() -> None:
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+
+        group.start_soon(later)
+    assert await states(store) == [("1", "accepted", 0)]
+    assert (await store.take_work("Support", 10, 5, answers=True))[0].turn.message_id == "1"
+    assert heard.calls == 0
+
+
 async def test_left_before_it_begins(store: BaseSessionStore) -> None:
     """A worker that is left at once has taken nothing."""
     runner = echoing(store)

@@ -298,3 +298,30 @@ async def test_interrupted_call(*, idempotent: bool) -> None:
     (result,) = answers[0].messages[-1].tool_results
     assert (len(keys), len(set(keys)), result.is_error) == ((2, 1, False) if idempotent else (1, 1, True))
     assert idempotent or "unknown" in result.content
+
+
+@pytest.mark.parametrize("change", ["renamed", "other arguments"])
+async def test_interrupted_call_of_a_changed_tool(change: str) -> None:
+    """A call that was interrupted, and that its tool does not take any more, is answered as interrupted."""
+    answers: list[EngineRequest] = []
+
+    def last(request: EngineRequest) -> str:
+        answers.append(request)
+        return "done"
+
+    async def charge(amount: int) -> str:
+        raise KeyboardInterrupt
+
+    async def charge_card(card: str) -> str:
+        return "charged"
+
+    store, engine = SessionStore(), ScriptedEngine([CALL("charge", amount=1), last])
+    before, after = Agent("Support"), Agent("Support")
+    before.tool(idempotent=True)(charge)
+    after.tool(charge_card, name="charge_card" if change == "renamed" else "charge", idempotent=True)
+    with pytest.raises(KeyboardInterrupt):
+        await Runner(before, store, engine).run_async("s", "hi", message_id="m1")
+    assert (await Runner(after, store, engine).run_async("s", "hi", message_id="m1")).content == "done"
+    (result,) = answers[0].messages[-1].tool_results
+    assert result.is_error
+    assert "interrupted" in result.content

@@ -762,6 +762,7 @@ class StoreMachine(RuleBasedStateMachine):
         for session_id, conversation in self.conversations.items():
             expected += [(session_id, each, waiting.state) for each, waiting in conversation.line.items()]
             expected += [(session_id, each, "told") for each in conversation.told]
+            expected += [(session_id, each, "answered") for each in conversation.owed]
         expected += [(each, held.message_id, "running") for each, (held, _) in self.held.items() if not held.deleted]
         found = await self.store.pending_turns()
         assert sorted((turn.session_id, turn.message_id or "", turn.state) for turn in found) == sorted(

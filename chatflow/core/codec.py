@@ -138,7 +138,8 @@ def _read_datetime(body: list[Any]) -> dt.datetime:
         return value
     zone, fold = body[1:]
     if isinstance(zone, list):
-        return value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=zone[0])), fold=fold)
+        (offset,) = cast("list[int]", zone)
+        return value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=offset)), fold=fold)
     return value.replace(tzinfo=value.tzinfo if zone is None else zoneinfo.ZoneInfo(zone), fold=fold)
 
 

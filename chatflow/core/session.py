@@ -1,4 +1,7 @@
-"""SessionContext: one conversation, as the code that answers in it sees it."""
+"""SessionContext: one conversation, as the code that answers in it sees it.
+
+One class with all that users call on a conversation, which is why it is long.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operations on turns: each is one function of a connection, run whole in one transaction.
 
 The rules are those of core/lines.py. What is written here beside them is one statement for the usual case, a turn that
-nobody stands before.
+nobody stands before. Each operation is short; there is one for each thing that can happen to a turn.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Memory(Storage):
         return self.tables.of(holder).interrupt(beat)
 
     def take_work(self, holder: str, agent_name: str, lease: float, limit: int) -> tuple[Work, ...]:
-        return self.tables.of(holder).take(agent_name, lease, limit)
+        return self.tables.of(holder).take(agent_name, lease, limit, True)
 
     def end_answered(self, holder: str, turn_id: int, attempt: int) -> None:
         self.tables.of(holder).end_answered(turn_id, attempt)
@@ -344,9 +344,9 @@ class Sqlite(Storage):
 
     def take_work(self, holder: str, agent_name: str, lease: float, limit: int) -> tuple[Work, ...]:
         with self._operation(holder) as at:
-            if not turns.is_work_at_hand(agent_name, self.connection):
+            if not turns.is_work_at_hand(agent_name, True, self.connection):
                 return ()
-            return turns.take_work(agent_name, lease, limit, at, self.connection)
+            return turns.take_work(agent_name, lease, limit, True, at, self.connection)
 
     def end_answered(self, holder: str, turn_id: int, attempt: int) -> None:
         with self._operation(holder) as at:

@@ -173,7 +173,7 @@ async def test_work_that_failed_is_in_hand_until_it_is_tried_again(monkeypatch: 
     taken: list[object] = []
 
     def at_once(failures: int, error: BaseException) -> float:
-        taken.extend(store._tables.take("Support", 1.0, 5))
+        taken.extend(store._tables.take("Support", 1.0, 5, True))
         return 0.0
 
     monkeypatch.setattr("chatflow.runner.delay", at_once)

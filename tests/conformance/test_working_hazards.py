@@ -1,0 +1,204 @@
+"""What user code does to a worker must not stop the work of others, nor lose or double an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from chatflow.core.agent import Agent
+from chatflow.core.messages import AgentResponse
+from chatflow.core.records import PendingTurn
+from chatflow.core.store import BaseSessionStore
+from chatflow.engines.scripted import ScriptedEngine
+from chatflow.exceptions import StoreClosedError
+from chatflow.runner import Runner
+from tests.conformance.conversation import outside
+from tests.conformance.work import Heard, nothing_left, states
+
+CALL = ScriptedEngine.call
+
+
+@pytest.fixture(autouse=True)
+def _no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("chatflow.runner", "chatflow.running.worker"):
+        monkeypatch.setattr(f"{module}.delay", lambda _failures, _error: 0)
+
+
+async def awaits_a_cancelled_task() -> None:
+    """Raise what a cancellation raises, though nobody has cancelled the caller."""
+    task = asyncio.create_task(anyio.sleep_forever())
+    task.cancel()
+    await task
+
+
+async def test_a_cancelled_task_in_a_tool(store: BaseSessionStore) -> None:
+    """A tool that awaits a cancelled task has failed, and everybody's work goes on."""
+    agent, heard = Agent("Support"), Heard()
+    agent.tool(awaits_a_cancelled_task, name="spoilt")
+    runner = Runner(agent, store, ScriptedEngine([CALL("spoilt"), "told", "next"]))
+    async with runner.working(heard):
+        await runner.accept("s", "1", message_id="1")
+        await heard.of(1)
+        await runner.accept("other", "2", message_id="2")
+        await heard.of(2)
+    assert (heard.contents(), heard.contents("other")) == (["told"], ["next"])
+
+
+async def test_a_cancelled_task_in_instructions(store: BaseSessionStore) -> None:
+    """Instructions that await a cancelled task fail their message, which is given up, and everybody's work goes on."""
+    heard = Heard()
+    spoilt = [True, True]
+
+    async def instructions(_session: Any) -> str:
+        if spoilt:
+            spoilt.pop()
+            await awaits_a_cancelled_task()
+        return "help"
+
+    agent = Agent("Support", instructions=instructions)
+    runner = Runner(agent, store, ScriptedEngine(default="fine"), max_attempts=2)
+    async with runner.working(heard):
+        await runner.accept("s", "1", message_id="1")
+        await runner.accept("s", "2", message_id="2")
+        await heard.of(1)
+    assert [state for _, state, _ in await states(store)] == ["dead"]
+
+
+async def test_a_cancelled_task_in_on_response(store: BaseSessionStore) -> None:
+    """An on_response that awaits a cancelled task is called again."""
+    calls: list[str] = []
+    heard = anyio.Event()
+
+    async def on_response(turn: PendingTurn, response: AgentResponse) -> None:
+        calls.append(response.content)
+        if len(calls) == 1:
+            await awaits_a_cancelled_task()
+        heard.set()
+
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    async with runner.working(on_response):
+        await runner.accept("s", "1", message_id="1")
+        await heard.wait()
+        await nothing_left(store)
+    assert calls == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_left_at_once(steps: int, store: BaseSessionStore) -> None:
+    """A worker that is left just after it has taken work holds nothing any more."""
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    await runner.accept("s", "1", message_id="1")
+
+    async def work() -> None:
+        async with runner.working(Heard(), grace=0):
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+
+    await outside(work())
+    assert {state for _, state, _ in await states(store)} <= {"accepted", "interrupted", "answered"}
+    assert store.turns == []
+    heard = Heard()
+    async with runner.working(heard):
+        await nothing_left(store)
+
+
+async def test_plain_function(store: BaseSessionStore) -> None:
+    """A function that is not async hears each answer once."""
+    heard: list[str] = []
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    async with runner.working(lambda _turn, response: heard.append(response.content)):
+        await runner.accept("s", "1", message_id="1")
+        await nothing_left(store)
+    assert heard == ["fine"]
+
+
+async def test_answers_in_order_between_workers(store: BaseSessionStore) -> None:
+    """An answer is not told by one worker before an earlier one that another worker is still telling."""
+    order: list[str] = []
+    telling, may_end = anyio.Event(), anyio.Event()
+
+    async def slow(turn: PendingTurn, response: AgentResponse) -> None:
+        telling.set()
+        await may_end.wait()
+        order.append(f"slow {turn.message_id}")
+
+    async def quick(turn: PendingTurn, response: AgentResponse) -> None:
+        order.append(f"quick {turn.message_id}")
+
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"), max_concurrent_turns=1)
+    async with runner.working(slow):
+        await runner.accept("s", "1", message_id="1")
+        await telling.wait()
+        other = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+        await other.run_async("s", "2", message_id="2")  # no accepted one, whose answer nobody waits for
+        await other.accept("s", "3", message_id="3")
+        async with other.working(quick):
+            while {state for _, state, _ in await states(store)} != {"answered"}:
+                await anyio.lowlevel.checkpoint()
+            assert order == []
+            may_end.set()
+            await nothing_left(store)
+    assert [each.split()[1] for each in order] == ["1", "3"]
+
+
+async def test_deleted_before_it_is_heard(store: BaseSessionStore) -> None:
+    """What a deleted conversation would have been told is told nobody, however often it had been tried."""
+    tried: list[str] = []
+
+    async def on_response(turn: PendingTurn, response: AgentResponse) -> None:
+        tried.append(response.content)
+        await store.delete("s")
+        raise LookupError
+
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    async with runner.working(on_response):
+        await runner.accept("s", "1", message_id="1")
+        while not tried or store.turns:
+            await anyio.lowlevel.checkpoint()
+    assert tried == ["fine"]
+
+
+@pytest.mark.parametrize("fails", ["turn", "on_response"])
+async def test_waits_do_not_hold_up_the_end(
+    fails: str, store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only waits to be tried again is left to the next worker at once."""
+    asked = anyio.Event()
+
+    def long_delay(_failures: int, _error: BaseException) -> float:
+        asked.set()
+        return 1000
+
+    monkeypatch.setattr("chatflow.running.worker.delay", long_delay)
+
+    async def on_response(turn: PendingTurn, response: AgentResponse) -> None:
+        raise LookupError
+
+    runner = Runner(Agent("Support"), store, ScriptedEngine([LookupError] if fails == "turn" else [], default="fine"))
+    async with runner.working(on_response, grace=1000):
+        await runner.accept("s", "1", message_id="1")
+        await asked.wait()
+    assert [state for _, state, _ in await states(store)] == ["accepted" if fails == "turn" else "answered"]
+    assert store.turns == []
+
+
+async def test_refused_arguments(store: BaseSessionStore) -> None:
+    """A worker is refused a grace that is no number of seconds, an on_response that is no function, a closed store."""
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    for options, error in (
+        ({"grace": "1"}, TypeError),
+        ({"grace": True}, TypeError),
+        ({"grace": -1}, ValueError),
+        ({"on_response": 5}, TypeError),
+    ):
+        with pytest.raises(error):
+            async with runner.working(**options):
+                pass
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        async with runner.working():
+            pass

@@ -55,7 +55,7 @@ class Batch:
     async def run(self) -> list[ToolResult | Handoff]:
         """What each call led to, in the calls' order.
 
-        What goes wrong is a result that says so to the model, also a cancellation that nobody has asked the run for. Only
+        What goes wrong is a result that says so to the model, also a cancellation that nobody asked the run for. Only
         a cancellation of the run, or an exit, ends the other calls and leaves, as it is and never in a group.
         """
         calls = self.message.tool_calls

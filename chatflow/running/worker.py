@@ -134,6 +134,8 @@ class Worker:
         except StoreError as error:
             logger.warning("no work can be taken for now: %s", error)
             await self._sleep(_LOOK_AFTER_FAULT)
+        if self._stopping:
+            return False  # what was taken in the last moment is given back
         for work in found:
             self._busy += 1
             group.start_soon(self._do, work)

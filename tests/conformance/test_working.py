@@ -651,6 +651,30 @@ async def test_end_while_it_waits_to_try_again(store: BaseSessionStore, monkeypa
         await heard.of(1)
 
 
+async def test_telling_fails_at_the_end(store: BaseSessionStore) -> None:
+    """An answer whose telling fails while the worker ends is not tried again there, and told by the next one."""
+    runner, telling, go_on, heard = echoing(store), anyio.Event(), anyio.Event(), Heard()
+
+    async def fail_late(turn: PendingTurn, response: AgentResponse) -> None:
+        telling.set()
+        await go_on.wait()
+        raise LookupError
+
+    await accept(runner, "1")
+    async with anyio.create_task_group() as group, runner.working(fail_late):
+        await telling.wait()
+
+        async def later() -> None:
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+
+        group.start_soon(later)
+    assert await states(store) == [("1", "answered", 1)]
+    async with runner.working(heard):
+        await heard.of(1)
+    assert heard.contents() == ["1!"]
+
+
 async def test_body_fails(store: BaseSessionStore) -> None:
     """An error of the code inside `working` leaves as it is, after the worker has ended."""
     runner = echoing(store)
@@ -718,6 +742,30 @@ async def test_end_while_it_takes(store: BaseSessionStore, monkeypatch: pytest.M
     async with runner.working(heard):
         await heard.of(2)
     assert sorted(heard.answers) == [("a", "1!"), ("c", "1!")]
+
+
+async def test_taken_in_the_last_moment(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken while the worker ends is not begun, and given back."""
+    runner, heard, take, taking, go_on = echoing(store), Heard(), store.take_work, anyio.Event(), anyio.Event()
+
+    async def take_late(*arguments: Any, **options: Any) -> Any:
+        taking.set()
+        await go_on.wait()
+        return await take(*arguments, **options)
+
+    await accept(runner, "1")
+    monkeypatch.setattr(store, "take_work", take_late)
+    async with anyio.create_task_group() as group, runner.working(heard):
+        await taking.wait()
+
+        async def later() -> None:
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+
+        group.start_soon(later)
+    assert await states(store) == [("1", "accepted", 0)]
+    assert (await store.take_work("Support", 10, 5, answers=True))[0].turn.message_id == "1"
+    assert heard.calls == 0
 
 
 async def test_left_before_it_begins(store: BaseSessionStore) -> None:

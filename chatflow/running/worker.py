@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from chatflow.core.finish import finish, is_cancelled
 from chatflow.core.line import Waiter
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Answered, Key, PendingTurn, Work
+from chatflow.core.records import Key, PendingTurn, Work
 from chatflow.core.rows import WAITING, State
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
@@ -221,8 +221,7 @@ class Worker:
                 if isinstance(found, Turn):
                     await self._doing.first(found)
                     continue
-                if isinstance(found, Answered):
-                    return None
+                assert found is None  # no place is asked for: its row is there
                 response = await self._doing.run(turn)
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever work raises, it is tried again or given up; also a cancellation that is none of ours.

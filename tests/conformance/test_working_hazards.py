@@ -186,6 +186,56 @@ async def test_waits_do_not_hold_up_the_end(
     assert store.turns == []
 
 
+async def test_a_worker_that_fails(
+    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that fails at what no storage should raise says so at once, and again where it is left."""
+    failed = anyio.Event()
+
+    async def fail(*_: Any, **__: Any) -> None:
+        failed.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store, "take_work", fail)
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    with pytest.raises(ExceptionGroup) as caught:  # it is left with the error
+        async with runner.working():
+            await failed.wait()
+    assert caught.group_contains(ZeroDivisionError)
+    assert "no more work is done" in caplog.text
+
+
+@pytest.mark.parametrize(("lease", "error"), [("x", TypeError), (True, TypeError), (0, ValueError), (-1, ValueError)])
+async def test_refused_leases(lease: Any, error: type[Exception], store: BaseSessionStore) -> None:
+    """A lease is a number of seconds above 0, of a turn as of a runner."""
+    session = await store.get_or_create("s", Agent("Support"))
+    with pytest.raises(error, match="lease_seconds"):
+        session.turn(lease_seconds=lease)
+    with pytest.raises(error, match="lease_seconds"):
+        Runner(Agent("Support"), store, lease_seconds=lease)
+
+
+async def test_redone_rollback_to_before_the_turn(store: BaseSessionStore) -> None:
+    """A tool that went back to before its turn has done so when the turn goes on in another attempt."""
+    agent = Agent("Support")
+    session = await store.get_or_create("s", agent, {"a": 1})
+    session.state["b"] = 2
+    await session.save()
+    before = session.checkpoint()
+
+    async def back() -> str:
+        session.state["b"] = 3
+        await session.rollback_to(before)
+        return "back"
+
+    agent.tool(back)
+    runner = Runner(agent, store, ScriptedEngine([CALL("back"), LookupError, "done"]))
+    with pytest.raises(LookupError):
+        await runner.run_async("s", "hi", message_id="m")
+    assert (await runner.run_async("s", "hi", message_id="m")).content == "done"
+    assert (session.state, session.metadata) == ({"b": 2}, {"a": 1})
+
+
 async def test_refused_arguments(store: BaseSessionStore) -> None:
     """A worker is refused a grace that is no number of seconds, an on_response that is no function, a closed store."""
     runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))

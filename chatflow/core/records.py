@@ -1,4 +1,7 @@
-"""What passes between the rules in `core` and the storage below them: frozen values, and nothing that acts."""
+"""What passes between the rules in `core` and the storage below them: frozen values, and nothing that acts.
+
+Many small values, each used on both sides, in one place to look them up.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class BaseSessionStore(Storage):
         self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
         self.is_closing = False
         self._live = LiveSessions()
-        self._creating: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
+        self._entering: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
         # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.
         self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Beats]] = (
             weakref.WeakKeyDictionary()
@@ -119,29 +119,25 @@ class BaseSessionStore(Storage):
             frozen = freeze_mapping(metadata or {}, "metadata")
         except UnstorableValueError as error:
             raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
-        live = self._live.get(key)
-        found: Snapshot | Seen = Seen.ABSENT
-        if not frozen:
-            found = await self.load_session(key, None if live is None else live.known)
-        if found is Seen.ABSENT:
-            new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
-            found = await self._created(key, new)
-        else:
-            # Whoever asked before has found nothing, and is still creating what others see already: it goes first.
-            earlier = self._creating.get((asyncio.get_running_loop(), key))
-            if earlier is not None:
-                await asyncio.wait([earlier])
-        return self._hand_out(key, found, live, default_agent)
-
-    async def _created(self, key: Key, new: NewSession) -> Snapshot:
-        loop = asyncio.get_running_loop()
-        created = self._creating[loop, key] = loop.create_future()
+        # Whoever asks first goes on first, however long it took to find or make the conversation.
+        place = (asyncio.get_running_loop(), key)
+        earlier = self._entering.get(place)
+        mine = self._entering[place] = place[0].create_future()
         try:
-            return await finish(self.create_session(key, new))
+            live = self._live.get(key)
+            found: Snapshot | Seen = Seen.ABSENT
+            if not frozen:
+                found = await self.load_session(key, None if live is None else live.known)
+            if found is Seen.ABSENT:
+                new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
+                found = await finish(self.create_session(key, new))
+            if earlier is not None and not earlier.done():
+                await asyncio.wait([earlier])
+            return self._hand_out(key, found, live, default_agent)
         finally:
-            created.set_result(None)
-            if self._creating.get((loop, key)) is created:
-                del self._creating[loop, key]
+            if self._entering.get(place) is mine:
+                del self._entering[place]
+            _end_after(earlier, mine)
 
     async def get(self, session_id: str) -> SessionContext | None:
         """The conversation *session_id* as the storage has it now, or None.
@@ -438,6 +434,14 @@ async def _gathered(slice_after: Callable[[object | None], Awaitable[Part[_T]]])
             return tuple(items)
         await yield_once()  # where a cancellation can end it, which a repair's slices hold off
         part = await slice_after(part.next)
+
+
+def _end_after(earlier: asyncio.Future[None] | None, mine: asyncio.Future[None]) -> None:
+    """Let those behind *mine* go on once *earlier* has ended too: a cancelled call does not wait for it itself."""
+    if earlier is None:
+        mine.set_result(None)
+    else:
+        earlier.add_done_callback(lambda _: mine.set_result(None))
 
 
 def _check_cursor(cursor: object, name: str) -> int | None:

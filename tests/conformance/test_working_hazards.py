@@ -13,11 +13,12 @@ from chatflow.core.agent import Agent
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import PendingTurn
 from chatflow.core.store import BaseSessionStore
+from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
-from chatflow.exceptions import StoreClosedError
+from chatflow.exceptions import SessionConflictError, StoreClosedError
 from chatflow.runner import Runner
 from tests.conformance.conversation import outside
-from tests.conformance.work import Heard, nothing_left, states
+from tests.conformance.work import Heard, lose_all, nothing_left, states
 
 CALL = ScriptedEngine.call
 
@@ -234,6 +235,20 @@ async def test_redone_rollback_to_before_the_turn(store: BaseSessionStore) -> No
         await runner.run_async("s", "hi", message_id="m")
     assert (await runner.run_async("s", "hi", message_id="m")).content == "done"
     assert (session.state, session.metadata) == ({"b": 2}, {"a": 1})
+
+
+async def test_work_that_was_taken_over(store: BaseSessionStore) -> None:
+    """Work whose row somebody else has taken meanwhile is left to them."""
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
+    await runner.accept("s", "1", message_id="1")
+    (work,) = await store.take_work("Support", 10, 5, answers=True)
+    await lose_all(store)
+    session = await store.get("s")
+    assert session is not None
+    turn = Turn.of_work(session, work, lease_seconds=10, max_attempts=5)
+    with pytest.raises(SessionConflictError):
+        await turn.take()
+    assert [state for _, state, _ in await states(store)] == ["interrupted"]
 
 
 async def test_refused_arguments(store: BaseSessionStore) -> None:

@@ -35,11 +35,8 @@ from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping
 from chatflow.exceptions import (
-    ChatflowError,
     MessageDeadError,
     MessageMismatchError,
-    SessionConflictError,
-    SessionDeletedError,
     SessionStateError,
     StoreClosedError,
     StoreError,
@@ -48,7 +45,7 @@ from chatflow.exceptions import (
 )
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.slots import TurnSlots, give_back_slots
-from chatflow.running.worker import Doing, OnResponse, Worker, delay
+from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure
 
 logger = logging.getLogger("chatflow.runner")
 
@@ -285,19 +282,10 @@ class Runner:
             await apart(self._begin_work(first))
         except StoreError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # logged, and never shown to the caller who only waits for it
             again = first.left is State.ACCEPTED
-            # What others have done meanwhile is no failure.
-            is_failure = not isinstance(error, SessionDeletedError | SessionConflictError)
-            logger.log(
-                logging.ERROR if is_failure else logging.WARNING,
-                "session %s: the turn of message %s, done before the next one, failed%s: %s",
-                shorten(first.session.session_id),
-                shorten(first.work.turn.message_id),
-                "; it is tried again" if again else "",
-                repr(error),
-                exc_info=error if is_failure and not isinstance(error, ChatflowError) else None,
-            )
+            what = "done before the next one, failed" + ("; it is tried again" if again else "")
+            log_failure(first, what, error)
             if again:
                 await anyio.sleep(delay(first.work.turn.attempts, error))
         finally:

@@ -30,10 +30,10 @@ async def finish(operation: Coroutine[Any, Any, _T]) -> _T:
     return task.result()
 
 
-def is_cancelled() -> bool:
-    """Whether somebody has cancelled the running task: code that awaits a cancelled task sees the same error."""
+def is_cancellation(error: BaseException | None) -> bool:
+    """Whether *error* says that somebody has cancelled the running task: awaiting a cancelled one raises the same."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def apart(operation: Coroutine[Any, Any, _T]) -> _T:

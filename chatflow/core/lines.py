@@ -7,6 +7,7 @@ Each function is part of one atomic operation of a storage, which gives it its `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import attrs
 
@@ -183,19 +184,19 @@ def _next_to_run(rows: Rows, row: Row) -> Row | None:
         return None
     if running is not None:
         interrupt(rows, running)
-    above = 0
-    while True:
-        other = rows.next_in_line(row.session_key, above, row.turn_id)
-        if other is None:
-            return row
-        above = other.turn_id
-        if _holder_is_gone(rows, other):
-            left = interrupt(rows, other)
-            if left is None:
-                continue
-            other = left
-        if not passes(row.agent_name, other):
+    for found in _before(rows, row):
+        other = interrupt(rows, found) if _holder_is_gone(rows, found) else found
+        if other is not None and not passes(row.agent_name, other):
             return other if other.state in WAITING and other.holder is None else None
+    return row
+
+
+def _before(rows: Rows, row: Row) -> Iterator[Row]:
+    """The rows in line before that one, in order; each is looked up when it is asked for."""
+    found = rows.next_in_line(row.session_key, 0, row.turn_id)
+    while found is not None:
+        yield found
+        found = rows.next_in_line(row.session_key, found.turn_id, row.turn_id)
 
 
 def _holder_is_gone(rows: Rows, row: Row) -> bool:
@@ -261,11 +262,4 @@ def interrupt_silent(rows: Rows, beat: Beat) -> bool:
 
 def first_to_take(rows: Rows, row: Row) -> bool:
     """Whether work that nobody has in hand may be taken: no row before it that it may not pass."""
-    above = 0
-    while True:
-        other = rows.next_in_line(row.session_key, above, row.turn_id)
-        if other is None:
-            return True
-        if not passes(row.agent_name, other):
-            return False
-        above = other.turn_id
+    return all(passes(row.agent_name, other) for other in _before(rows, row))

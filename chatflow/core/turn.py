@@ -16,7 +16,7 @@ import attrs
 
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS, Beats
 from chatflow.core.ending import give_back
-from chatflow.core.finish import finish, is_cancelled
+from chatflow.core.finish import finish, is_cancellation
 from chatflow.core.journal import Entry
 from chatflow.core.membership import before_waiting, join, leave_ended, open_turns
 from chatflow.core.messages import AgentResponse
@@ -505,10 +505,8 @@ class Turn:
         if self.work is None:
             return End.TOLD
         # Neither a cancellation nor a fault of the storage is the work's own; a cancellation that nobody asked for is.
-        if isinstance(error, asyncio.CancelledError):
-            return End.LET_GO if is_cancelled() else End.FAILED
-        own_fault = isinstance(error, Exception) and not isinstance(error, StoreError)
-        return End.FAILED if own_fault else End.LET_GO
+        may_be_its_own = isinstance(error, Exception | asyncio.CancelledError) and not isinstance(error, StoreError)
+        return End.FAILED if may_be_its_own and not is_cancellation(error) else End.LET_GO
 
     @property
     def leaving(self) -> Leaving:

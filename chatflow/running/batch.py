@@ -16,7 +16,7 @@ import orjson
 
 from chatflow.core.agent import Agent
 from chatflow.core.codec import encode
-from chatflow.core.finish import is_cancelled
+from chatflow.core.finish import is_cancellation
 from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
 from chatflow.core.session import SessionContext
@@ -136,7 +136,7 @@ class Batch:
             return error_result(call, str(error))
         except (Exception, asyncio.CancelledError) as error:
             # A tool may raise anything, also what a cancelled task of its own has ended with.
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            if is_cancellation(error):
                 raise
             reference = uuid.uuid4().hex[:12]
             self._log(call, f"failed (reference {reference})", error)

@@ -18,7 +18,7 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
-from chatflow.core.finish import finish, is_cancelled
+from chatflow.core.finish import finish, is_cancellation
 from chatflow.core.line import Waiter
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Key, PendingTurn, Work
@@ -58,6 +58,22 @@ def delay(failures: int, error: BaseException) -> float:
     asked = error.retry_after if isinstance(error, EngineError) and error.retry_after is not None else 0.0
     # Bounded before it is raised: on_response may fail for ever.
     return min(max(4.0 ** min(failures - 1, 8), asked), _LONGEST_DELAY)
+
+
+def log_failure(turn: Turn, what: str, error: BaseException) -> None:
+    """Log how a turn has ended that was done for somebody who is not there to be told."""
+    assert turn.work is not None
+    # What others have done meanwhile is no failure.
+    is_failure = not isinstance(error, SessionDeletedError | SessionConflictError)
+    logger.log(
+        logging.ERROR if is_failure else logging.WARNING,
+        "session %s: the turn of message %s %s: %s",
+        shorten(turn.session.session_id),
+        shorten(turn.work.turn.message_id),
+        what,
+        repr(error),
+        exc_info=error if is_failure and not isinstance(error, ChatflowError) else None,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -225,7 +241,7 @@ class Worker:
                 response = await self._doing.run(turn)
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever work raises, it is tried again or given up; also a cancellation that is none of ours.
-                if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                if is_cancellation(error):
                     raise
                 # A storage that fails is not the work's fault: others wait behind it, and go on once it is mended.
                 failures += not isinstance(error, StoreError)
@@ -247,19 +263,8 @@ class Worker:
                 return None if turn.turn_id is None else response
 
     def _log_end(self, turn: Turn, error: BaseException) -> None:
-        assert turn.work is not None
         is_dead = turn.left is State.DEAD or isinstance(error, MessageDeadError)
-        # What others have done meanwhile is no failure.
-        is_failure = not isinstance(error, SessionDeletedError | SessionConflictError)
-        logger.log(
-            logging.ERROR if is_failure else logging.WARNING,
-            "session %s: the turn of message %s %s: %s",
-            shorten(turn.session.session_id),
-            shorten(turn.work.turn.message_id),
-            "was given up; store.pending_turns() lists it" if is_dead else "ended",
-            repr(error),
-            exc_info=error if is_failure and not isinstance(error, ChatflowError) else None,
-        )
+        log_failure(turn, "was given up; store.pending_turns() lists it" if is_dead else "ended", error)
 
     async def _hand_on(self, turn: Turn, response: AgentResponse, on_response: OnResponse) -> None:
         """Tell `on_response`, in the order of the answers in each conversation, until it has heard."""
@@ -298,7 +303,7 @@ async def _told(on_response: OnResponse, turn: PendingTurn, response: AgentRespo
         if inspect.isawaitable(heard):  # a plain function has heard already
             await heard
     except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+        if is_cancellation(error):
             raise
         return error
     return None

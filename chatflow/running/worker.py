@@ -109,8 +109,6 @@ class Worker:
         """Take no more, let what is under way end within *grace* seconds, then give it back as it is."""
         self._stopping = True
         self._wake()
-        for scope in self._sleeping:
-            scope.cancel()
         try:
             await asyncio.wait([self._task], timeout=grace)
         finally:
@@ -130,16 +128,18 @@ class Worker:
                 self._waiter = waiter
                 async with anyio.create_task_group() as group:
                     while not self._stopping:
-                        if not await self._look(group):
-                            await waiter.wait(_LOOK)
+                        await waiter.wait(await self._look(group))
+                    # Not before the last look has ended, which would take anew what they give back.
+                    for scope in self._sleeping:
+                        scope.cancel()
         except Exception:
             logger.exception("no more work is done: the worker has failed")
             raise
         finally:
             await self._give_back()
 
-    async def _look(self, group: TaskGroup) -> bool:
-        """Take what can be taken, and start it; False if there was nothing."""
+    async def _look(self, group: TaskGroup) -> float:
+        """Take what can be taken, and start it; the seconds until the next look."""
         free = min(self._doing.at_once - self._busy, _AT_A_TIME)
         found: list[Work] = []
         try:
@@ -149,13 +149,13 @@ class Worker:
             self._stopping = True
         except StoreError as error:
             logger.warning("no work can be taken for now: %s", error)
-            await self._sleep(_LOOK_AFTER_FAULT)
+            return _LOOK_AFTER_FAULT
         if self._stopping:
-            return False  # what was taken in the last moment is given back
+            return 0  # what was taken in the last moment is given back
         for work in found:
             self._busy += 1
             group.start_soon(self._do, work)
-        return bool(found)
+        return 0 if found else _LOOK
 
     async def _take(self, limit: int, found: list[Work]) -> None:
         # Noted inside the operation, so that a cancelled worker still knows what to give back.

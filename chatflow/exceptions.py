@@ -8,6 +8,7 @@ ChatflowError
 │   ├── SessionConflictError
 │   ├── SessionFormatError
 │   ├── SessionStateError
+│   ├── SessionKeyError             (also a KeyError)
 │   ├── CorruptSessionError
 │   ├── UnmatchedToolResultError
 │   └── TurnInsideTurnError
@@ -25,7 +26,8 @@ ChatflowError
 │   ├── EngineTimeoutError
 │   ├── EngineAuthenticationError
 │   ├── EngineBadRequestError
-│   │   └── ContextWindowError
+│   │   ├── ContextWindowError
+│   │   └── ServiceSessionLostError
 │   └── EngineUnavailableError
 ├── ToolError
 │   └── ToolArgumentError
@@ -150,6 +152,24 @@ class SessionStateError(SessionError):
         self.path = path
         self.reason = reason
         super().__init__(f"session {shorten(session_id)}: {path}: {reason}", session_id=session_id)
+
+
+class SessionKeyError(SessionError, KeyError):
+    """A session's state has no such key.
+
+    Attributes:
+        key: The key.
+    """
+
+    def __init__(self, *, session_id: str, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"session {shorten(session_id)}: its state has no key {shorten(key)}; set it, or give get() a default",
+            session_id=session_id,
+        )
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # a KeyError would show the message's repr
 
 
 class CorruptSessionError(SessionError):
@@ -354,6 +374,10 @@ class EngineBadRequestError(EngineError):
 
 class ContextWindowError(EngineBadRequestError):
     """The conversation is longer than the model can take."""
+
+
+class ServiceSessionLostError(EngineBadRequestError):
+    """The service that keeps the conversation's history does not know it any more."""
 
 
 class EngineUnavailableError(EngineError):

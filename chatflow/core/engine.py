@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -34,19 +34,27 @@ class EngineRequest:
     *messages* is the prompt: the active agent's instructions and the stored system messages first, then a user message,
     each call answered directly after it, ids non-empty and unique. *tools* are all the tools of the run, those that
     hand off included; empty means that the model must answer in words.
+
+    With a *service_session_id* the service keeps the history: *messages* are the system messages, which are sent each
+    time, and what the service has not seen yet, which may begin with a tool's results. With *keep_at_service* and no id
+    the service is to begin a session of its own, from all the messages.
     """
 
     agent: Agent
     messages: tuple[Message, ...] = attrs.field(converter=_messages)
     tools: tuple[Tool, ...] = attrs.field(default=(), converter=_tools)
     service_session_id: str | Mapping[str, Any] | None = None
+    keep_at_service: bool = False
     output_schema: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY)
 
 
 @attrs.frozen(kw_only=True)
 class EngineReply:
-    """What a model replied: text, calls, or both. *extra* goes into the stored message and back to the provider."""
+    """What a model replied: text, calls, or both. *extra* goes into the stored message and back to the provider.
+
+    *service_session_id* is there if the service keeps the history from now on: what the next request is to name.
+    """
 
     text: str | None = None
     tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls)
@@ -57,7 +65,12 @@ class EngineReply:
 
 
 class Engine(Protocol):
-    """Anything with this method answers for an agent."""
+    """Anything with this method answers for an agent.
+
+    An engine whose service can keep a conversation's history has a second one, ``service_of(agent) -> str``: the name
+    of the service that would answer for that agent. Ids of one service are never sent to another, nor to an engine
+    without this method.
+    """
 
     async def generate(self, request: EngineRequest) -> EngineReply:
         """Ask the model once.
@@ -66,3 +79,9 @@ class Engine(Protocol):
             EngineError: The model could not be asked, or its answer not be used.
         """
         ...
+
+
+def service_of(engine: Engine, agent: Agent) -> str | None:
+    """The service that would keep the conversation, None for an engine that has none."""
+    ask: Callable[[Agent], str] | None = getattr(engine, "service_of", None)
+    return None if ask is None else ask(agent)

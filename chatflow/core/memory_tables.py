@@ -114,6 +114,8 @@ class MemoryTables:
                 history=EMPTY_HISTORY,
                 start=0,
                 system_start=0,
+                service=new.service,
+                expires_after=new.expires_after,
             )
             session = self._sessions[key] = Conversation(key, snapshot, now, now)
         elif new.metadata:

@@ -18,6 +18,7 @@ from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.rows import End, State
+from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import shorten
 
@@ -101,7 +102,8 @@ class Snapshot:
 
     *session_key* tells an id's incarnations apart: a deleted id that is used anew has another one, and none is ever
     given out again. *version* grows with each change. *start* and *system_start* are the positions of the first message
-    in the history's body and among its system messages: they order the rows of a file, and only grow.
+    in the history's body and among its system messages: they order the rows of a file, and only grow. *service* is
+    there where a service keeps the history, and *history* mirrors it.
     """
 
     session_key: int
@@ -113,6 +115,9 @@ class Snapshot:
     history: History
     start: int
     system_start: int
+    service: ServiceSession | None = None
+    expires_after: float | None = None
+    """Seconds without a commit after which `purge` deletes it; None for no limit of its own."""
 
     @property
     def known(self) -> Known:
@@ -169,6 +174,8 @@ class NewSession:
     agent_name: str
     metadata: FrozenDict
     max_turns: int | None
+    service: ServiceSession | None = None
+    expires_after: float | None = None
 
 
 def _digest_of_text(claim: Claim) -> str:
@@ -380,6 +387,7 @@ class Commit:
     systems: tuple[Message, ...]
     drop_before: int | None
     replace: bool
+    changes_service: bool
     claim: Claim | None
     response: AgentResponse | None
     hands_on: bool = False
@@ -396,6 +404,7 @@ class Commit:
             or self.systems
             or self.drop_before is not None
             or self.replace
+            or self.changes_service
         )
 
 

@@ -13,6 +13,7 @@ from chatflow.core.journal import Deed, record
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
+from chatflow.core.service import service_session_of, unseen
 from chatflow.core.values import FrozenDict
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 
@@ -64,6 +65,7 @@ class Working:
         self.max_turns = max_turns
         self.window = window
         self.agent_name = base.agent_name
+        self.service = base.service
         self._pending = pending
         self._marks: dict[int, Snapshot] = {}
         self.values = self._first_values()
@@ -109,10 +111,12 @@ class Working:
                 shorten(session_id),
                 message.role.value,
             )
+        self.service = service_session_of(message) or self.service
         record(self, Deed(what="add", message=message))
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Remove all messages. A service would remember them, so that what follows begins a new session there."""
+        self.service = None
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
@@ -171,6 +175,7 @@ class Working:
         return attrs.evolve(
             self.base,
             agent_name=self.agent_name,
+            service=self.service,
             history=self.window.history(),
             start=self.window.start,
             metadata=FrozenDict(self.values["metadata"]),
@@ -187,6 +192,7 @@ class Working:
         self.window = Window.of(snapshot.history, snapshot.start)
         self._front = self.window.start
         self.agent_name = snapshot.agent_name
+        self.service = snapshot.service
         self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
         self._restored = True
 
@@ -206,6 +212,13 @@ class Working:
             window.add(message)
         self.window = window
         self._restored = True
+        self._go_back_at_service()
+
+    def _go_back_at_service(self) -> None:
+        """Go on from the service's message that now stands last, where the one that its session had come to is gone."""
+        history = self.window.history()
+        if self.service is not None and unseen(history, self.service) is None:
+            self.service = next(filter(None, map(service_session_of, reversed(history))), None)
 
     @property
     def front_stays(self) -> bool:
@@ -250,6 +263,7 @@ class Working:
             snapshot=attrs.evolve(
                 base,
                 agent_name=self.agent_name,
+                service=self.service,
                 metadata=metadata,
                 state=state,
                 history=history,
@@ -268,6 +282,7 @@ class Working:
             systems=systems,
             drop_before=start if start > base.start and not replace else None,
             replace=replace,
+            changes_service=self.service != base.service,
             claim=claim,
             response=response,
         )

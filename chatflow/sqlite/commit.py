@@ -87,12 +87,13 @@ class WriteCommit:
     def _update(self, connection: Connection, seen: int, metadata: FrozenDict | None) -> int | None:
         return operations.update(
             connection,
-            self.commit.snapshot.session_key,
+            self.commit.snapshot,
             seen,
             self.at.now,
             metadata=metadata,
             agent_name=self.commit.agent_name,
             state_json=self.state_json,
+            changes_service=self.commit.changes_service,
         )
 
     def _write_messages(self, connection: Connection) -> None:

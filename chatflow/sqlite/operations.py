@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from collections.abc import Callable
 from typing import Any, Final, LiteralString, TypeVar
@@ -22,6 +23,7 @@ from chatflow.core.records import (
     Snapshot,
     system_place,
 )
+from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import reading, statements
@@ -41,7 +43,7 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
     row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
     if row is None:
         return Seen.ABSENT
-    session_key, version, agent_name, metadata_json, state_json, max_turns = row
+    session_key, version, agent_name, metadata_json, state_json, max_turns, service_json, expires_after = row
     if known is not None and known.session_key != session_key:
         known = None
     if known is not None and known.version == version:
@@ -58,6 +60,8 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
         history=history,
         start=start,
         system_start=system_start,
+        service=reading.service(session_id, f"{where}, service_json", service_json),
+        expires_after=reading.optional_seconds(session_id, f"{where}, expires_after", expires_after),
     )
 
 
@@ -123,6 +127,10 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
             "active_agent_name": new.agent_name,
             "metadata_json": values_to_json(new.metadata),
             "max_turns": new.max_turns,
+            "service_json": service_to_json(new.service),
+            "service_key": None if new.service is None else new.service.key,
+            "expires_after": new.expires_after,
+            "expires_at": expiry(now, new.expires_after),
             "now": now,
         },
     ).rowcount
@@ -133,30 +141,48 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     if not new.metadata:
         return snapshot
     metadata = FrozenDict({**snapshot.metadata, **new.metadata})
-    version = update(connection, snapshot.session_key, snapshot.version, now, metadata=metadata)
+    version = update(connection, snapshot, snapshot.version, now, metadata=metadata)
     assert version is not None
     return attrs.evolve(snapshot, version=version, metadata=metadata)
 
 
+def service_to_json(service: ServiceSession | None) -> str | None:
+    """A service's session as it is stored."""
+    return None if service is None else values_to_json(service.to_data())
+
+
+def expiry(now: str, expires_after: float | None) -> str | None:
+    """When a conversation that is committed now has been left alone for long enough to be deleted."""
+    if expires_after is None:
+        return None
+    moment = dt.datetime.fromisoformat(now) + dt.timedelta(seconds=expires_after)
+    return moment.isoformat(timespec="microseconds")
+
+
 def update(
     connection: Connection,
-    session_key: int,
+    session: Snapshot,
     seen: int,
     now: str,
     *,
     metadata: FrozenDict | None = None,
     agent_name: str | None = None,
     state_json: str | None = None,
+    changes_service: bool = False,
 ) -> int | None:
     """Change a conversation that still has the version *seen*, and return the new one; None for another version."""
     row = connection.execute(
         statements.UPDATE_SESSION,
         {
-            "session_key": session_key,
+            "session_key": session.session_key,
             "seen": seen,
             "active_agent_name": agent_name,
             "metadata_json": None if metadata is None else values_to_json(metadata),
             "state_json": state_json,
+            "changes_service": changes_service,
+            "service_json": service_to_json(session.service),
+            "service_key": None if session.service is None else session.service.key,
+            "expires_at": expiry(now, session.expires_after),
             "now": now,
         },
     ).fetchone()

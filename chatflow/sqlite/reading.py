@@ -12,6 +12,7 @@ from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.rows import State
+from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError, SessionFormatError, shorten
 
@@ -74,6 +75,18 @@ def as_stood(value: object) -> object:
 def values(session_id: str, row: str, value: object) -> FrozenDict:
     """A state or metadata column."""
     return _parsed(session_id, row, value, values_from_json)
+
+
+def service(session_id: str, row: str, value: object) -> ServiceSession | None:
+    """A service's session, if the conversation has one."""
+    return None if value is None else _parsed(session_id, row, value, _service_from_json)
+
+
+def _service_from_json(value: str) -> ServiceSession:
+    try:
+        return ServiceSession.from_data(values_from_json(value))
+    except (TypeError, ValueError) as error:
+        raise SessionFormatError(path="", reason=str(error)) from error
 
 
 def message(session_id: str, session_key: int, place: object, value: object) -> Message:
@@ -147,6 +160,11 @@ def seconds(session_id: str, row: str, value: object) -> float:
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CorruptSessionError(session_id=shown(session_id), row=row, reason="it is not a number of seconds")
     return value
+
+
+def optional_seconds(session_id: str, row: str, value: object) -> float | None:
+    """A span's column that may hold nothing."""
+    return None if value is None else seconds(session_id, row, value)
 
 
 def state(session_id: str, row: str, value: object) -> State:

@@ -23,6 +23,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """,
         # session_key tells an id's incarnations apart; AUTOINCREMENT, so that none is ever given out again.
         # version grows with each change, over all conversations: it orders lists by commit.
+        # service_json is a service's session that keeps the history, and service_key its id, to be found by.
+        # expires_after is in seconds, and expires_at when they will have passed if nothing is committed before.
         # A chatflow-agent 0.3.4 that still runs on a file which was upgraded must fail, whatever it writes. Most of its
         # statements name columns that are gone. Its set_active_agent() doesn't, but it writes CURRENT_TIMESTAMP, which
         # has no T: hence the check.
@@ -35,6 +37,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             metadata_json TEXT NOT NULL DEFAULT '{}',
             state_json TEXT NOT NULL DEFAULT '{}',
             max_turns INTEGER,
+            service_json TEXT,
+            service_key TEXT,
+            expires_after REAL,
+            expires_at TEXT,
             version INTEGER NOT NULL UNIQUE,
             created_at TEXT NOT NULL,
             updated_at TEXT NOT NULL CONSTRAINT "chatflow-agent can no longer write to this file"
@@ -43,6 +49,15 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         ) STRICT
         """,
         "CREATE INDEX chatflow_sessions_by_commit ON chatflow_sessions (owner, version)",
+        # Few conversations have either, and the others pay nothing for it.
+        """
+        CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key)
+        WHERE service_key IS NOT NULL
+        """,
+        """
+        CREATE INDEX chatflow_sessions_by_expiry ON chatflow_sessions (owner, expires_at)
+        WHERE expires_at IS NOT NULL
+        """,
         # place orders a conversation's messages, system messages first. WITHOUT ROWID keeps them together on the disk:
         # loading one conversation reads one stretch.
         """

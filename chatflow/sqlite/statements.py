@@ -7,7 +7,8 @@ from typing import Final, LiteralString
 # --- conversations ---
 
 LOAD_SESSION: Final[LiteralString] = """
-    SELECT session_key, version, active_agent_name, metadata_json, state_json, max_turns
+    SELECT
+        session_key, version, active_agent_name, metadata_json, state_json, max_turns, service_json, expires_after
     FROM chatflow_sessions WHERE owner = :owner AND session_id = :session_id
 """
 """A conversation without its messages."""
@@ -31,10 +32,13 @@ LOAD_MESSAGES: Final[LiteralString] = """
 
 CREATE_SESSION: Final[LiteralString] = """
     INSERT INTO chatflow_sessions
-        (owner, session_id, active_agent_name, metadata_json, max_turns, version, created_at, updated_at)
+        (
+            owner, session_id, active_agent_name, metadata_json, max_turns, service_json, service_key, expires_after,
+            expires_at, version, created_at, updated_at
+        )
     VALUES (
-        :owner, :session_id, :active_agent_name, :metadata_json, :max_turns,
-        (SELECT coalesce(max(version), 0) + 1 FROM chatflow_sessions), :now, :now
+        :owner, :session_id, :active_agent_name, :metadata_json, :max_turns, :service_json, :service_key,
+        :expires_after, :expires_at, (SELECT coalesce(max(version), 0) + 1 FROM chatflow_sessions), :now, :now
     )
     ON CONFLICT (owner, session_id) DO NOTHING
 """
@@ -45,6 +49,9 @@ UPDATE_SESSION: Final[LiteralString] = """
         active_agent_name = coalesce(:active_agent_name, active_agent_name),
         metadata_json = coalesce(:metadata_json, metadata_json),
         state_json = coalesce(:state_json, state_json),
+        service_json = iif(:changes_service, :service_json, service_json),
+        service_key = iif(:changes_service, :service_key, service_key),
+        expires_at = :expires_at,
         version = (SELECT max(version) + 1 FROM chatflow_sessions),
         updated_at = :now
     WHERE session_key = :session_key AND version = :seen

@@ -11,6 +11,10 @@ CREATE TABLE chatflow_sessions (
             metadata_json TEXT NOT NULL DEFAULT '{}',
             state_json TEXT NOT NULL DEFAULT '{}',
             max_turns INTEGER,
+            service_json TEXT,
+            service_key TEXT,
+            expires_after REAL,
+            expires_at TEXT,
             version INTEGER NOT NULL UNIQUE,
             created_at TEXT NOT NULL,
             updated_at TEXT NOT NULL CONSTRAINT "chatflow-agent can no longer write to this file"
@@ -19,6 +23,12 @@ CREATE TABLE chatflow_sessions (
         ) STRICT
         ;
 CREATE INDEX chatflow_sessions_by_commit ON chatflow_sessions (owner, version);
+CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key)
+        WHERE service_key IS NOT NULL
+        ;
+CREATE INDEX chatflow_sessions_by_expiry ON chatflow_sessions (owner, expires_at)
+        WHERE expires_at IS NOT NULL
+        ;
 CREATE TABLE chatflow_messages (
             session_key INTEGER NOT NULL REFERENCES chatflow_sessions (session_key) ON DELETE CASCADE,
             place INTEGER NOT NULL,

@@ -2,6 +2,7 @@
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.handle import Checkpoint
 from chatflow.core.history import History
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import (
@@ -20,7 +21,7 @@ from chatflow.core.messages import (
 from chatflow.core.pruning import prune
 from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
 from chatflow.core.repairs import Fault, Repair
-from chatflow.core.session import Checkpoint, SessionContext
+from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.engines import LiteLLMEngine, ScriptedEngine
@@ -67,6 +68,7 @@ __all__ = [
     "DEFAULT_DEDUP_TTL_HOURS",
     "Agent",
     "AgentResponse",
+    "AgentSession",
     "AudioPart",
     "BaseSessionStore",
     "ChatflowError",

@@ -30,7 +30,7 @@ from chatflow.core.records import (
     check_seconds,
 )
 from chatflow.core.rows import State
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping
@@ -350,7 +350,7 @@ def _checked(session_id: str, user_message: str, metadata: Mapping[str, Any] | N
     return _frozen_metadata(session_id, metadata)
 
 
-def _answered_before(answered: Answered, session: SessionContext) -> AgentResponse:
+def _answered_before(answered: Answered, session: AgentSession) -> AgentResponse:
     if answered.response is not None:
         return attrs.evolve(answered.response, duplicate=True)
     return AgentResponse(

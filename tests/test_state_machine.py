@@ -28,10 +28,11 @@ from hypothesis.stateful import (
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.handle import Checkpoint
 from chatflow.core.messages import AgentResponse, Message, Role, ToolCall, ToolResult
 from chatflow.core.pruning import prune
 from chatflow.core.records import Claim, PendingTurn
-from chatflow.core.session import Checkpoint, SessionContext
+from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError

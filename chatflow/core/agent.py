@@ -16,9 +16,10 @@ from chatflow.exceptions import HandoffError, ToolError, shorten
 
 if TYPE_CHECKING:
     from chatflow.core.engine import Engine
-    from chatflow.core.session import SessionContext
+    from chatflow.core.session import AgentSession, SessionContext
 
-Instructions: TypeAlias = "str | Callable[[SessionContext], str | Awaitable[str]] | Callable[[], str | Awaitable[str]]"
+_Text: TypeAlias = str | Awaitable[str]
+Instructions: TypeAlias = "str | Callable[[AgentSession], _Text] | Callable[[SessionContext], _Text] | Callable[[], _Text]"
 
 _HANDOFF_PREFIX: Final = "transfer_to_"
 _LONGEST_TOOL_NAME: Final = 64
@@ -189,7 +190,7 @@ class Agent:
         """What a model is offered: its own tools, then one for each agent it may hand over to."""
         return (*self.tools, *(handing_over for _, handing_over in self._handoffs.values()))
 
-    async def render_instructions(self, session: SessionContext) -> str:
+    async def render_instructions(self, session: AgentSession) -> str:
         """The instructions as text for this turn.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chatflow.exceptions import SessionConflictError
 
 if TYPE_CHECKING:
-    from chatflow.core.session import SessionContext
+    from chatflow.core.handle import Handle
     from chatflow.core.turn import Turn
 
 _memberships: ContextVar[tuple[Turn, ...]] = ContextVar("chatflow_turns", default=())
@@ -24,7 +24,7 @@ def open_turns() -> tuple[Turn, ...]:
     return tuple(turn for turn in _memberships.get() if turn.is_open)
 
 
-def refuse_left_over(session: SessionContext) -> None:
+def refuse_left_over(session: Handle) -> None:
     """Raise `SessionConflictError` for code of a turn that has ended without a commit: nothing of it may stay."""
     if any(turn.session is session and turn.is_dropped for turn in _memberships.get()):
         raise SessionConflictError(

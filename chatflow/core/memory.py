@@ -87,6 +87,11 @@ class SessionStore(BaseSessionStore):
                 raise StoreClosedError(store=self.name)
             return function(*args)
 
+    def keep(self, key: Key, snapshot: Snapshot) -> Snapshot:
+        """Add a conversation that is like *snapshot*: a session that was made without a store begins with it."""
+        with self._lock:
+            return self._tables.keep(key, snapshot)
+
     async def load_session(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         """The stored snapshot itself: frozen, so that nobody can change it."""
         return await self._operation(self._tables.load, key, known)

@@ -125,6 +125,13 @@ class MemoryTables:
             return session.snapshot
         return self._renew(session, session.snapshot)
 
+    def keep(self, key: Key, snapshot: Snapshot) -> Snapshot:
+        """Add a conversation that is like *snapshot*; there is none of that key."""
+        now = self._clock()
+        kept = attrs.evolve(snapshot, session_key=next(self._session_keys))
+        session = self._sessions[key] = Conversation(key, kept, now, now)
+        return self._renew(session, kept)
+
     def _renew(self, session: Conversation, snapshot: Snapshot) -> Snapshot:
         self._by_version.pop(session.snapshot.version, None)
         session.snapshot = attrs.evolve(snapshot, version=next(self._versions))

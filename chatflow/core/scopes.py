@@ -12,18 +12,18 @@ from chatflow.core.working import Working
 from chatflow.exceptions import TurnInsideTurnError
 
 if TYPE_CHECKING:
-    from chatflow.core.session import SessionContext
+    from chatflow.core.session import AgentSession
 
 
 class TurnScope:
     """``async with session.turn():``, entered once."""
 
-    def __init__(self, session: SessionContext, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> None:
+    def __init__(self, session: AgentSession, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> None:
         self._session = session
         self._lease_seconds = lease_seconds
         self._turn: Turn | None = None
 
-    async def __aenter__(self) -> SessionContext:
+    async def __aenter__(self) -> AgentSession:
         if self._turn is not None and self._turn.is_open:
             raise TurnInsideTurnError(session_id=self._session.session_id, reason="this turn has been entered already")
         turn = Turn(self._session, lease_seconds=self._lease_seconds)
@@ -44,7 +44,7 @@ class OwnTurn:
 
     __slots__ = ("_session", "_turn")
 
-    def __init__(self, session: SessionContext) -> None:
+    def __init__(self, session: AgentSession) -> None:
         self._session = session
         self._turn: Turn | None = None
 

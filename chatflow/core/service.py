@@ -8,7 +8,7 @@ a turn that is tried again from its journal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 import orjson
@@ -67,12 +67,15 @@ class ServiceSession:
             TypeError: It is no such form.
             ValueError: The id in it is empty.
         """
-        if not isinstance(data, Mapping) or data.keys() != {"id", "agent_name", "service"}:
+        if not isinstance(data, Mapping):
+            raise TypeError(f"a service's session is a mapping, not {type(data).__name__}")
+        fields = cast("Mapping[str, Any]", data)
+        if fields.keys() != {"id", "agent_name", "service"}:
             raise TypeError("a service's session has an id, an agent's name and a service's name")
         for name in ("agent_name", "service"):
-            if data[name] is not None and not isinstance(data[name], str):
-                raise TypeError(f"{name} must be a string or nothing, not {type(data[name]).__name__}")
-        return cls(data["id"], data["agent_name"], data["service"])
+            if not isinstance(fields[name], str | None):
+                raise TypeError(f"{name} must be a string or nothing, not {type(fields[name]).__name__}")
+        return cls(fields["id"], fields["agent_name"], fields["service"])
 
 
 def id_key(id_: ServiceSessionId) -> str:

@@ -1,39 +1,32 @@
-"""SessionContext: one conversation, as the code that answers in it sees it.
+"""AgentSession and SessionContext: one conversation, as the code that answers in it sees it.
 
 One class with all that users call on a conversation, which is why it is long.
 """
 
 from __future__ import annotations
 
-import asyncio
+import datetime as dt
 import logging
+import secrets
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
-from chatflow.core.history import EMPTY_HISTORY, History
-from chatflow.core.journal import Deed, recording
-from chatflow.core.membership import open_turns, refuse_left_over
+from chatflow.core.handle import Checkpoint, Handle, current_task
+from chatflow.core.history import History
 from chatflow.core.messages import Message
-from chatflow.core.pruning import Window, check_max_turns
-from chatflow.core.records import Key, Known, NewSession, Snapshot, check_id, check_seconds
+from chatflow.core.pruning import check_max_turns
+from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check_id, check_seconds
 from chatflow.core.scopes import OwnTurn, TurnScope
+from chatflow.core.service import ServiceSession, ServiceSessionId
 from chatflow.core.state import Values
-from chatflow.core.turn import Turn
-from chatflow.core.values import EMPTY, freeze_mapping
-from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
-from chatflow.exceptions import (
-    SessionConflictError,
-    SessionDeletedError,
-    SessionStateError,
-    UnstorableValueError,
-    shorten,
-)
+from chatflow.core.values import FrozenDict, freeze_mapping
+from chatflow.core.working import Kind, Working
+from chatflow.exceptions import SessionConflictError, SessionStateError, UnstorableValueError, shorten
 
 if TYPE_CHECKING:
     from chatflow.core.store import BaseSessionStore
@@ -43,103 +36,71 @@ logger = logging.getLogger("chatflow.session")
 DEFAULT_MAX_TURNS: Final = 40
 
 
-@attrs.define(eq=False)
-class Checkpoint:
-    """A conversation at one moment, to go back to. `SessionContext.checkpoint` makes it."""
-
-    snapshot: Snapshot
-    turn: Turn | None = attrs.field(repr=False)
-    """The turn it was taken in, and is good for; None outside."""
-    committed: Known = attrs.field(repr=False)
-    """Outside a turn, the commit it is good for: the running task's own operations carry it along."""
-    task: weakref.ref[asyncio.Task[Any]] | None = attrs.field(repr=False)
+def new_session_id() -> str:
+    """An id that nobody can guess: 128 bits from the system's cryptographic source."""
+    return secrets.token_hex(16)
 
 
-class SessionContext:
-    """One conversation: its history, the agent that answers, metadata and state.
+class AgentSession(Handle):
+    """One conversation: its history, its state, the agent that answers.
 
-    Made by a store, or on its own: then it lives in a private in-memory store. *metadata* is a mapping of values that
-    can be kept, as messages' are. Every awaited method raises `SessionDeletedError` once the conversation was deleted.
+    Made by an agent (`Agent.create_session`), by a store, or on its own: then it lives in a private in-memory store,
+    and carries its own history. The first agent that runs in one that was made here is its active agent. Without a
+    *session_id* it has a random one of 128 bits. A *service_session_id* is a service's own id for the conversation,
+    where the service keeps the history: nothing is checked about it.
+
+    Every awaited method raises `SessionDeletedError` once the conversation was deleted.
 
     Raises:
-        TypeError: *max_turns* is not an integer, or *session_id* not a string.
-        ValueError: *max_turns* is below 1, or *session_id* empty.
-        SessionStateError: *metadata* holds what can't be kept.
+        TypeError: An argument is of a wrong type.
+        ValueError: An id is empty.
+        SessionStateError: *state* holds what can't be kept.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_agents",
-        "_checkpoints",
-        "_fallback",
-        "_known_unknowns",
-        "_reshaped",
-        "_window",
-        "committed",
-        "deleted",
-        "key",
-        "new",
-        "pending",
-        "store",
-    )
-    committed: Snapshot
-    new: NewSession | None
+    __slots__ = ()
 
     def __init__(
         self,
-        session_id: str,
-        initial_agent: Agent,
-        max_turns: int = DEFAULT_MAX_TURNS,
-        metadata: Mapping[str, Any] | None = None,
+        session_id: str | None = None,
+        service_session_id: ServiceSessionId | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
+        key = Key("", new_session_id() if session_id is None else check_id(session_id, "session_id"))
+        service = None if service_session_id is None else ServiceSession(service_session_id)
+        kept = _frozen(key, "state", state)
+        self._keep(key, attrs.evolve(NOTHING_SEEN, state=kept, service=service), None)
+
+    @classmethod
+    def of_store(
+        cls,
+        store: BaseSessionStore,
+        key: Key,
+        snapshot: Snapshot,
+        *,
+        agent: Agent | None = None,
+        new: NewSession | None = None,
+    ) -> Self:
+        """The session that *store* hands out; *new* says how it begins where its first turn is to create it."""
+        session = cls.__new__(cls)
+        session.set_up(store, key, snapshot, agent, new)
+        return session
+
+    def _keep(self, key: Key, snapshot: Snapshot, agent: Agent | None) -> None:
+        """Begin as *snapshot* says, in a store of its own."""
         # A session of its own needs a store, and the store's module needs this one.
         from chatflow.core.memory import SessionStore
 
-        check_max_turns(max_turns)
-        if not isinstance(initial_agent, Agent):
-            raise TypeError(f"initial_agent must be an Agent, not {type(initial_agent).__name__}")
-        self._set_up(SessionStore(), Key("", check_id(session_id, "session_id")), initial_agent)
-        frozen = self.freeze_values("metadata", metadata or {})
-        self.new = NewSession(agent_name=initial_agent.name, metadata=frozen, max_turns=max_turns)
-        self.committed = Snapshot(
-            session_key=0,
-            version=0,
-            agent_name=initial_agent.name,
-            metadata=frozen,
-            state=EMPTY,
-            max_turns=max_turns,
-            history=EMPTY_HISTORY,
-            start=0,
-            system_start=0,
-        )
-
-    @classmethod
-    def of_store(cls, store: BaseSessionStore, key: Key, snapshot: Snapshot) -> SessionContext:
-        """The session that *store* hands out."""
-        session = cls.__new__(cls)
-        cls._set_up(session, store, key, None)
-        session.committed = snapshot
-        return session
-
-    def _set_up(self, store: BaseSessionStore, key: Key, fallback: Agent | None) -> None:
-        self.store = store
-        self.key = key
-        self.new = None
-        self.deleted = False
-        self.pending: dict[Kind, dict[str, Change]] = {"metadata": {}, "state": {}}
-        self._fallback = fallback
-        self._agents: dict[str, Agent] = {}
-        self._known_unknowns: set[str] = set()
-        self._window: Window | None = None
-        self._checkpoints: weakref.WeakSet[Checkpoint] | None = None
-        self._reshaped = False
+        store = SessionStore()
+        self.set_up(store, key, store.keep(key, snapshot), agent)
 
     # --- what users read ---
 
     @property
-    def session_id(self) -> str:
-        """The conversation's id."""
-        return self.key.session_id
+    def service_session_id(self) -> str | Mapping[str, Any] | None:
+        """The service's own id for the conversation, where a service keeps the history; changed by turns alone."""
+        working = self._working
+        service = self.committed.service if working is None else working.service
+        return None if service is None else service.id
 
     @property
     def max_turns(self) -> int:
@@ -148,8 +109,17 @@ class SessionContext:
         return self.store.default_max_turns if own is None else own
 
     @property
+    def expires_after(self) -> dt.timedelta | None:
+        """After how long without a commit `BaseSessionStore.purge` deletes it; None for no limit of its own."""
+        seconds = self.committed.expires_after
+        return None if seconds is None else dt.timedelta(seconds=seconds)
+
+    @property
     def history(self) -> History:
-        """The messages: in a turn its members' working copy, else the last commit. A snapshot; it never changes."""
+        """The messages: in a turn its members' working copy, else the last commit. A snapshot; it never changes.
+
+        Where a service keeps the history, this mirrors what went through here.
+        """
         working = self._working
         return self.committed.history if working is None else working.history
 
@@ -204,9 +174,33 @@ class SessionContext:
 
     def __repr__(self) -> str:
         return (
-            f"<SessionContext {shorten(self.session_id)} agent={shorten(self.active_agent_name)}"
+            f"<{type(self).__name__} {shorten(self.session_id)} agent={shorten(self.active_agent_name)}"
             f" messages={len(self.history)}>"
         )
+
+    # --- typed state ---
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep *value* in the state under *key*: what `get` gives back as the type it had.
+
+        Raises:
+            SessionStateError: It can't be kept; the error names the path, and nothing has changed.
+            SessionDeletedError: The conversation is known to be deleted.
+        """
+        self.refuse_deleted()
+        self.state[key] = value
+
+    def delete(self, key: str) -> bool:
+        """Remove *key* from the state. False if there was none.
+
+        Raises:
+            SessionDeletedError: The conversation is known to be deleted.
+        """
+        self.refuse_deleted()
+        is_there = key in self.values("state")
+        if is_there:
+            del self.state[key]
+        return is_there
 
     # --- what users do ---
 
@@ -273,7 +267,7 @@ class SessionContext:
             metadata=freeze_mapping(self.values("metadata"), "metadata"),
             state=freeze_mapping(self.values("state"), "state"),
         )
-        token = Checkpoint(snapshot, None, self.committed.known, _current_task())
+        token = Checkpoint(snapshot, None, self.committed.known, current_task())
         if self._checkpoints is None:
             self._checkpoints = weakref.WeakSet()
         self._checkpoints.add(token)
@@ -297,6 +291,9 @@ class SessionContext:
                 self._refuse_meaningless(checkpoint, working)
                 working.restore_length(checkpoint)
 
+    def _own_turn(self) -> OwnTurn:
+        return OwnTurn(self)
+
     def _prune_history(self) -> None:
         """Prune to whole turns. It runs by itself, with every message and commit, so there is nothing left to do."""
 
@@ -319,131 +316,39 @@ class SessionContext:
                 " have been the history's length; use a token of checkpoint()"
             )
 
-    # --- what the turn and the store do with it ---
 
-    @property
-    def member_turn(self) -> Turn | None:
-        """The open turn of this conversation that the running code belongs to."""
-        # Not the one that runs now: a turn that was overtaken keeps its members until it ends.
-        return next((turn for turn in open_turns() if turn.session is self), None)
+class SessionContext(AgentSession):
+    """One conversation with the agent that answers first: what stores hand out.
 
-    @property
-    def _working(self) -> Working | None:
-        turn = self.member_turn
-        return None if turn is None else turn.working
+    Made on its own it lives in a private in-memory store. *metadata* is a mapping of values that can be kept, as
+    messages' are.
 
-    def _own_turn(self) -> OwnTurn:
-        return OwnTurn(self)
+    Raises:
+        TypeError: *max_turns* is not an integer, or *session_id* not a string.
+        ValueError: *max_turns* is below 1, or *session_id* empty.
+        SessionStateError: *metadata* holds what can't be kept.
+    """
 
-    @property
-    def known(self) -> Snapshot | None:
-        """What this object has seen of the storage; None for a conversation that does not exist yet."""
-        return self.committed if self.committed.session_key else None
+    __slots__ = ()
 
-    def values(self, kind: Kind) -> Mapping[str, Any]:
-        """Metadata or state as the running code sees it."""
-        working = self._working
-        if working is not None:
-            return working.values[kind]
-        committed: Mapping[str, Any] = getattr(self.committed, kind)
-        pending = self.pending[kind]
-        return with_changes(committed, pending) if pending else committed
-
-    def freeze_values(self, kind: Kind, values: Mapping[str, Any]) -> Any:
-        """Frozen copies of *values*, or `SessionStateError`."""
-        try:
-            return freeze_mapping(values, kind)
-        except UnstorableValueError as error:
-            raise SessionStateError(session_id=self.session_id, path=error.path, reason=error.reason) from error
-
-    def set_value(self, kind: Kind, key: str, value: Any) -> None:
-        """Set or remove one key, in the turn the running code belongs to, or to wait for the next one."""
-        working = self._working
-        if working is None:
-            refuse_left_over(self)
-            self.pending[kind][key] = Change(value)
-        else:
-            working.set(kind, key, value)
-
-    def recording(self) -> AbstractContextManager[list[Deed]]:
-        """What the code inside does to the turn that the running code belongs to."""
-        return recording(self._working)
-
-    def redo(self, deeds: Iterable[Deed]) -> None:
-        """Do again what a tool did in an attempt of this turn that did not commit."""
-        working = self._working
-        assert working is not None
-        working.redo(deeds, self.session_id)
-
-    def _replace_values(self, kind: Kind, values: Mapping[str, Any]) -> None:
-        frozen = self.freeze_values(kind, values)
-        for key in self.values(kind).keys() - frozen.keys():
-            self.set_value(kind, key, REMOVED)
-        for key, value in frozen.items():
-            self.set_value(kind, key, value)
-
-    def show(self, snapshot: Snapshot, *, front_stays: bool | None = None) -> None:
-        """Take *snapshot* for the last commit, unless a newer one is known.
-
-        *front_stays* says whether a length of the history means the same messages as before; None: see for yourself.
-        """
-        before = self.committed
-        if before.session_key == snapshot.session_key and snapshot.version <= before.version:
-            return
-        if front_stays is None:
-            both_empty = not before.history.body_length and not snapshot.history.body_length
-            front_stays = not before.session_key or (
-                (both_empty or snapshot.start == before.start)
-                and snapshot.history.system_count == before.history.system_count
-            )
-        self._reshaped = self._reshaped or not front_stays
-        self.new = None
-        self.committed = snapshot
-        self._window = None
-
-    def answer_with(self, fallback: Agent) -> None:
-        """Let *fallback* answer, and those it can hand over to, where no agent of the stored name is known."""
-        self._fallback = fallback
-
-    def take_window(self) -> Window:
-        """The committed messages, for one turn to go on from."""
-        window, self._window = self._window, None
-        return window or Window.of(self.committed.history, self.committed.start)
-
-    def keep_window(self, window: Window) -> None:
-        """Keep what a turn has left, which is what was committed, for the next turn."""
-        self._window = window
-
-    def settle(self, applied: Mapping[Kind, Mapping[str, Change]]) -> None:
-        """Drop the waiting changes that a commit has made durable."""
-        for kind, changes in applied.items():
-            waiting = self.pending[kind]
-            for key, change in changes.items():
-                if waiting.get(key) is change:
-                    del waiting[key]
-
-    def follow(self, before: Known) -> None:
-        """Let the running task's checkpoints outlast a commit of its own operation."""
-        task = _current_task()
-        for token in self._checkpoints or ():
-            if token.task == task and token.committed == before:
-                token.committed = self.committed.known
-
-    def refuse_deleted(self) -> None:
-        """Raise `SessionDeletedError` if the conversation is known to be deleted."""
-        if self.deleted:
-            raise SessionDeletedError(session_id=self.session_id)
-
-    def mark_deleted(self) -> SessionDeletedError:
-        """Note that the conversation is gone, and return the error that says so."""
-        self.deleted = True
-        return SessionDeletedError(session_id=self.session_id)
+    def __init__(
+        self,
+        session_id: str,
+        initial_agent: Agent,
+        max_turns: int = DEFAULT_MAX_TURNS,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_max_turns(max_turns)
+        if not isinstance(initial_agent, Agent):
+            raise TypeError(f"initial_agent must be an Agent, not {type(initial_agent).__name__}")
+        key = Key("", check_id(session_id, "session_id"))
+        kept = _frozen(key, "metadata", metadata)
+        begun = attrs.evolve(NOTHING_SEEN, agent_name=initial_agent.name, metadata=kept, max_turns=max_turns)
+        self._keep(key, begun, initial_agent)
 
 
-def _current_task() -> weakref.ref[asyncio.Task[Any]] | None:
-    # By reference and not by id, which another task may have once this one is gone.
+def _frozen(key: Key, kind: Kind, values: Mapping[str, Any] | None) -> FrozenDict:
     try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
-    return None if task is None else weakref.ref(task)
+        return freeze_mapping({} if values is None else values, kind)
+    except UnstorableValueError as error:
+        raise SessionStateError(session_id=key.session_id, path=error.path, reason=error.reason) from error

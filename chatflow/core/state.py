@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from chatflow.core.working import REMOVED, Kind
 
 if TYPE_CHECKING:
-    from chatflow.core.session import SessionContext
+    from chatflow.core.session import AgentSession
 
 
 class Values(MutableMapping[str, Any]):
@@ -23,7 +23,7 @@ class Values(MutableMapping[str, Any]):
 
     __slots__ = ("_kind", "_session")
 
-    def __init__(self, session: SessionContext, kind: Kind) -> None:
+    def __init__(self, session: AgentSession, kind: Kind) -> None:
         self._session = session
         self._kind: Kind = kind
 

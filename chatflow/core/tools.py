@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic.json_schema import GenerateJsonSchema
 
     from chatflow.core.agent import Agent
-    from chatflow.core.session import SessionContext
+    from chatflow.core.session import AgentSession
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What OpenAI, Anthropic and Gemini all accept as a function's name."""
@@ -42,7 +42,7 @@ class ToolContext:
     a restart, and another for every other call: hand it to a service that takes such keys, and it acts once.
     """
 
-    session: SessionContext
+    session: AgentSession
     state: MutableMapping[str, Any]
     agent: Agent
     idempotency_key: str

@@ -48,7 +48,7 @@ from chatflow.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from chatflow.core.session import SessionContext
+    from chatflow.core.session import AgentSession
 
 logger = logging.getLogger("chatflow.turn")
 
@@ -71,7 +71,7 @@ class Turn:
 
     def __init__(
         self,
-        session: SessionContext,
+        session: AgentSession,
         claim: Claim | None = None,
         agent_name: str | None = None,
         *,
@@ -110,7 +110,7 @@ class Turn:
     @classmethod
     def of_work(
         cls,
-        session: SessionContext,
+        session: AgentSession,
         work: Work,
         *,
         lease_seconds: float,
@@ -443,7 +443,7 @@ class Turn:
         finally:
             self.is_ending = False
 
-    async def _commit(self, session: SessionContext, working: Working) -> bool:
+    async def _commit(self, session: AgentSession, working: Working) -> bool:
         assert self.turn_id is not None
         front_stays = working.front_stays
         commit = attrs.evolve(

@@ -19,7 +19,7 @@ from chatflow.core.codec import encode
 from chatflow.core.finish import is_cancellation
 from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext
 from chatflow.core.values import freeze, freeze_mapping
 from chatflow.engines.litellm_form import INVALID_ARGUMENTS_KEY
@@ -42,7 +42,7 @@ class Batch:
     is noted by *note*, if there is a journal.
     """
 
-    session: SessionContext
+    session: AgentSession
     agent: Agent
     tools: Mapping[str, Tool]
     message: Message

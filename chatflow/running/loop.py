@@ -14,7 +14,7 @@ from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.prompt import to_prompt
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.engines.litellm import LiteLLMEngine
@@ -71,7 +71,7 @@ class Loop:
     repairs: set[str] = attrs.field(factory=set[str])
 
     @property
-    def session(self) -> SessionContext:
+    def session(self) -> AgentSession:
         """The conversation."""
         return self.turn.session
 

@@ -23,7 +23,7 @@ from chatflow.core.line import Waiter
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Key, PendingTurn, Work
 from chatflow.core.rows import WAITING, State
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import (
@@ -171,7 +171,7 @@ class Worker:
             with suppress(StoreError):
                 await self._turn_of(self._doing.store.unread_session(work.key), work).let_go()
 
-    def _turn_of(self, session: SessionContext, work: Work) -> Turn:
+    def _turn_of(self, session: AgentSession, work: Work) -> Turn:
         doing = self._doing
         turn = Turn.of_work(session, work, lease_seconds=doing.lease_seconds, max_attempts=doing.max_attempts)
         turn.hands_on = True

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import Message, ToolCall
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession
 from chatflow.core.tools import ToolContext
 from tests.conformance.conversation import model, system, user
 from tests.strategies import LONG_AGO
@@ -128,7 +128,7 @@ class Script:
         self.ended[name] += 1
         return f"{name} done"
 
-    async def _do(self, session: SessionContext, checkpoints: list[Any], what: str, *how: Any) -> None:
+    async def _do(self, session: AgentSession, checkpoints: list[Any], what: str, *how: Any) -> None:
         if what == "set":
             getattr(session, how[0])[how[1]] = how[2]
         elif what == "remove":
@@ -144,7 +144,7 @@ class Script:
         else:
             await session.rollback_to(checkpoints[how[0] % len(checkpoints)])
 
-    async def _add(self, session: SessionContext, message: Message) -> None:
+    async def _add(self, session: AgentSession, message: Message) -> None:
         await session.add_message(message)
 
 

@@ -13,7 +13,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import ToolCall
 from chatflow.core.records import Claim
-from chatflow.core.session import SessionContext
+from chatflow.core.session import AgentSession
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import ToolContext, tool
 from chatflow.core.turn import Turn
@@ -33,7 +33,7 @@ DELETE: Final[dict[str, Deletion]] = {
 by_all_ways: Final = pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 
 
-def seen_long_ago(session: SessionContext) -> None:
+def seen_long_ago(session: AgentSession) -> None:
     """More than the 50 ms have passed for which a turn believes what it has seen."""
     turn = session.member_turn
     assert turn is not None

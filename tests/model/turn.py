@@ -342,6 +342,7 @@ class Turn:
             systems=(),
             drop_before=None,
             replace=False,
+            changes_service=False,
             claim=self.claim,
             response=response,
             hands_on=self.hands_on,

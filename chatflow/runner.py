@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import anyio
 import attrs
@@ -43,6 +43,7 @@ from chatflow.exceptions import (
     UnstorableValueError,
     shorten,
 )
+from chatflow.running.asking import Asking, OnLostServiceSession
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.slots import TurnSlots, give_back_slots
 from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure
@@ -77,6 +78,8 @@ class Runner:
         max_attempts: How often a message is started, ends that its caller was told of not counted, before it is dead.
         max_concurrent_turns: Turns that run at once in one event loop. One that waits for a slot has its place already,
             and others of its conversation wait behind it. A run inside a tool uses the slot of the run around it.
+        on_lost_service_session: Where a service keeps a conversation's history and does not know it any more: "raise"
+            the error, or "replay", which begins a new session there from the local copy.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -96,6 +99,7 @@ class Runner:
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         max_attempts: int = 5,
         max_concurrent_turns: int | None = None,
+        on_lost_service_session: OnLostServiceSession = "raise",
     ) -> None:
         if not isinstance(starting_agent, Agent):
             raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
@@ -105,6 +109,8 @@ class Runner:
             raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
         if max_concurrent_turns is not None:
             _check_count("max_concurrent_turns", max_concurrent_turns, 1)
+        if on_lost_service_session not in get_args(OnLostServiceSession):
+            raise ValueError(f"on_lost_service_session must be 'raise' or 'replay', not {on_lost_service_session!r}")
         starting_agent.reachable()
         self.starting_agent: Final = starting_agent
         self.session_store: Final[BaseSessionStore] = SessionStore() if session_store is None else session_store
@@ -115,6 +121,7 @@ class Runner:
         self.lease_seconds: Final = check_seconds("lease_seconds", lease_seconds)
         self.max_attempts: Final = _check_count("max_attempts", max_attempts, 1)
         self.max_concurrent_turns: Final = max_concurrent_turns
+        self.on_lost_service_session: Final[OnLostServiceSession] = on_lost_service_session
         self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
         if not self.session_store.has_agent_resolver:
@@ -169,6 +176,42 @@ class Runner:
         noted = _checked(session_id, user_message, metadata)
         claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
         session = await self.session_store.get_or_create(session_id, self.starting_agent)
+        return await self._answer(session, claim, user_message, noted, waits=on_duplicate == "response")
+
+    async def run_session(
+        self,
+        session: AgentSession,
+        user_message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        message_id: str | None = None,
+        on_duplicate: OnDuplicate = "response",
+    ) -> AgentResponse:
+        """Answer *user_message* in a session at hand, of whatever store, as `run_async` does.
+
+        Raises:
+            SessionError: Its active agent is not within reach of the starting agent's handoffs; nothing was changed.
+            ChatflowError: As `run_async` does.
+        """
+        if not isinstance(session, AgentSession):
+            raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+        if on_duplicate not in {"response", "raise"}:
+            raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
+        noted = _checked(session.session_id, user_message, metadata)
+        claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
+        return await self._answer(session, claim, user_message, noted, waits=on_duplicate == "response", strict=True)
+
+    async def _answer(
+        self,
+        session: AgentSession,
+        claim: Claim | None,
+        user_message: str,
+        metadata: FrozenDict,
+        *,
+        waits: bool,
+        strict: bool = False,
+    ) -> AgentResponse:
+        """Take the conversation's turn, and answer in it."""
         turn = Turn(
             session,
             claim,
@@ -177,11 +220,11 @@ class Runner:
             max_attempts=self.max_attempts,
         )
         while True:
-            found = await turn.take(wait_for_duplicate=on_duplicate == "response")
+            found = await turn.take(wait_for_duplicate=waits)
             if isinstance(found, Answered):
                 return _answered_before(found, session)
             if found is None:
-                return await self._run(turn, user_message, noted)
+                return await self._run(turn, user_message, metadata, strict=strict)
             try:
                 await self._do_first(found)
             except BaseException as error:
@@ -302,7 +345,7 @@ class Runner:
         assert claim is not None
         return await self._run(turn, claim.user_message, claim.metadata)
 
-    async def _run(self, turn: Turn, user_message: str, metadata: FrozenDict, *, hold: bool = False) -> AgentResponse:
+    async def _run(self, turn: Turn, user_message: str, metadata: FrozenDict, *, strict: bool = False) -> AgentResponse:
         """What happens in a turn that has begun, to its commit."""
         with self._slots.entered() as slot:
             try:
@@ -315,6 +358,8 @@ class Runner:
                     max_handoffs=self.max_handoffs_per_turn,
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
+                    asking=Asking(turn, self.on_lost_service_session),
+                    strict=strict,
                 )
                 turn.session.metadata.update(metadata)
                 response = turn.response = await self._in_time(loop, user_message)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import re
-import unicodedata
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
-from chatflow.core.messages import Handoff
+from chatflow.core.handoffs import handoff_tool, handoff_tool_name
 from chatflow.core.tools import Tool
 from chatflow.exceptions import HandoffError, ToolError, shorten
 
 if TYPE_CHECKING:
     from chatflow.core.engine import Engine
+    from chatflow.core.messages import AgentResponse
+    from chatflow.core.service import ServiceSessionId
     from chatflow.core.session import AgentSession, SessionContext
+    from chatflow.core.store import BaseSessionStore
+    from chatflow.running.asking import OnLostServiceSession
 
 _Text: TypeAlias = str | Awaitable[str]
-Instructions: TypeAlias = "str | Callable[[AgentSession], _Text] | Callable[[SessionContext], _Text] | Callable[[], _Text]"
+_Renderer: TypeAlias = "Callable[[AgentSession], _Text] | Callable[[SessionContext], _Text] | Callable[[], _Text]"
+Instructions: TypeAlias = "str | _Renderer"
 
-_HANDOFF_PREFIX: Final = "transfer_to_"
-_LONGEST_TOOL_NAME: Final = 64
-_INSTRUCTIONS_SHOWN: Final = 120
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -172,7 +171,7 @@ class Agent:
         _require_agent(agent)
         if agent is self:
             raise HandoffError(f"agent {shorten(self._name)} can't hand over to itself")
-        name = _handoff_tool_name(agent.name)
+        name = handoff_tool_name(agent.name)
         present = self._handoffs.get(name)
         if present is not None and present[0] is agent:
             return
@@ -184,7 +183,7 @@ class Agent:
             )
         if name in self._tools:
             raise self._tool_in_the_way(name, agent)
-        self._handoffs[name] = agent, _handoff_tool(name, agent)
+        self._handoffs[name] = agent, handoff_tool(name, agent)
 
     def all_tools(self) -> tuple[Tool, ...]:
         """What a model is offered: its own tools, then one for each agent it may hand over to."""
@@ -216,6 +215,71 @@ class Agent:
         """
         return _reach(self)
 
+    # --- running by itself ---
+
+    def create_session(self, session_id: str | None = None, store: BaseSessionStore | None = None) -> SessionContext:
+        """A new session with this agent; nothing is read or written before its first turn.
+
+        Without a *session_id* it has a random one of 128 bits. Without a *store* the session carries its own history;
+        with one, its first turn creates the conversation there, or goes on with the one of that id.
+
+        Raises:
+            TypeError: An argument is of a wrong type.
+            ValueError: *session_id* is empty.
+            StoreOwnerRequiredError: The store requires an owner.
+        """
+        from chatflow.core.session import begin_session
+
+        return begin_session(self, session_id, store, None)
+
+    def get_session(
+        self,
+        service_session_id: ServiceSessionId,
+        session_id: str | None = None,
+        store: BaseSessionStore | None = None,
+    ) -> SessionContext:
+        """A new session that goes on with what a service keeps under *service_session_id*.
+
+        Nothing is checked: not whether the service knows the id, and not whose it is. A service tells its ids apart by
+        key or project, not by your users, so an id that came from outside may be another user's. The checked way is
+        ``await store.for_owner(owner).get_by_service_id(agent, id)``.
+
+        Raises:
+            TypeError: An argument is of a wrong type.
+            ValueError: An id is empty.
+            StoreOwnerRequiredError: The store requires an owner.
+        """
+        from chatflow.core.session import begin_session
+
+        return begin_session(self, session_id, store, service_session_id)
+
+    async def run(
+        self,
+        user_message: str,
+        *,
+        session: AgentSession | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+        on_lost_service_session: OnLostServiceSession = "raise",
+    ) -> AgentResponse:
+        """Answer *user_message*: one turn of *session*, or of a new one that is not kept.
+
+        As `Runner.run_async` with this as its starting agent and all other settings as they are by default; a `Runner`
+        of your own has more.
+
+        Raises:
+            SessionError: The session's active agent can't be reached from this agent by handoffs; nothing was changed.
+            ChatflowError: As `Runner.run_async` does.
+        """
+        from chatflow.core.session import AgentSession
+        from chatflow.runner import Runner
+
+        session = self.create_session() if session is None else session
+        if not isinstance(session, AgentSession):
+            raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+        runner = Runner(self, session.store, on_lost_service_session=on_lost_service_session)
+        return await runner.run_session(session, user_message, metadata, message_id=message_id)
+
     def _tool_in_the_way(self, name: str, peer: Agent) -> HandoffError:
         return HandoffError(
             f"agent {shorten(self._name)} has a tool named {name}, and the tool that hands over to agent"
@@ -239,35 +303,6 @@ def _reach(*starts: Agent) -> dict[str, Agent]:
         found[agent.name] = agent
         ahead.extend(agent.handoffs)
     return found
-
-
-def _handoff_tool_name(name: str) -> str:
-    """``transfer_to_`` and what providers accept of *name*; where letters are lost, a digest keeps names apart."""
-    folded = "".join(char for char in unicodedata.normalize("NFKD", name.casefold()) if not unicodedata.combining(char))
-    cleaned = re.sub(r"[^a-z0-9]+", "_", folded).strip("_")
-    room = _LONGEST_TOOL_NAME - len(_HANDOFF_PREFIX)
-    if not cleaned or any(char.isalnum() and not char.isascii() for char in folded):
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        cleaned = f"{cleaned[: room - 9].rstrip('_')}_{digest}".lstrip("_")
-    return _HANDOFF_PREFIX + cleaned[:room].rstrip("_")
-
-
-def _handoff_tool(name: str, agent: Agent) -> Tool:
-    async def hand_over(reason: str | None = None) -> Handoff:
-        """Hand over.
-
-        Args:
-            reason: Why, in a few words.
-        """
-        return Handoff(target_agent_name=agent.name, reason=reason)
-
-    description = f'Hand the conversation over to the agent "{agent.name}".'
-    if isinstance(agent.instructions, str) and agent.instructions.strip():
-        text = " ".join(agent.instructions.split())
-        if len(text) > _INSTRUCTIONS_SHOWN:
-            text = text[: _INSTRUCTIONS_SHOWN - 1] + "…"
-        description += f" It is told: {text}"
-    return Tool(hand_over, name=name, description=description, idempotent=True)
 
 
 def _named(argument: str, value: object) -> str:

@@ -68,7 +68,7 @@ class AgentSession(Handle):
         key = Key("", new_session_id() if session_id is None else check_id(session_id, "session_id"))
         service = None if service_session_id is None else ServiceSession(service_session_id)
         kept = _frozen(key, "state", state)
-        self._keep(key, attrs.evolve(NOTHING_SEEN, state=kept, service=service), None)
+        self.keep_alone(key, attrs.evolve(NOTHING_SEEN, state=kept, service=service), None)
 
     @classmethod
     def of_store(
@@ -85,7 +85,7 @@ class AgentSession(Handle):
         session.set_up(store, key, snapshot, agent, new)
         return session
 
-    def _keep(self, key: Key, snapshot: Snapshot, agent: Agent | None) -> None:
+    def keep_alone(self, key: Key, snapshot: Snapshot, agent: Agent | None) -> None:
         """Begin as *snapshot* says, in a store of its own."""
         # A session of its own needs a store, and the store's module needs this one.
         from chatflow.core.memory import SessionStore
@@ -344,7 +344,7 @@ class SessionContext(AgentSession):
         key = Key("", check_id(session_id, "session_id"))
         kept = _frozen(key, "metadata", metadata)
         begun = attrs.evolve(NOTHING_SEEN, agent_name=initial_agent.name, metadata=kept, max_turns=max_turns)
-        self._keep(key, begun, initial_agent)
+        self.keep_alone(key, begun, initial_agent)
 
 
 def _frozen(key: Key, kind: Kind, values: Mapping[str, Any] | None) -> FrozenDict:
@@ -352,3 +352,21 @@ def _frozen(key: Key, kind: Kind, values: Mapping[str, Any] | None) -> FrozenDic
         return freeze_mapping({} if values is None else values, kind)
     except UnstorableValueError as error:
         raise SessionStateError(session_id=key.session_id, path=error.path, reason=error.reason) from error
+
+
+def begin_session(
+    agent: Agent,
+    session_id: str | None,
+    store: BaseSessionStore | None,
+    service_session_id: ServiceSessionId | None,
+) -> SessionContext:
+    """A session with *agent* that is not written before its first turn, in *store* or in one of its own."""
+    service = None if service_session_id is None else ServiceSession(service_session_id, agent.name)
+    begun = attrs.evolve(NOTHING_SEEN, agent_name=agent.name, service=service)
+    id_ = new_session_id() if session_id is None else check_id(session_id, "session_id")
+    if store is None:
+        session = SessionContext.__new__(SessionContext)
+        session.keep_alone(Key("", id_), begun, agent)
+        return session
+    new = NewSession(agent_name=agent.name, metadata=begun.metadata, max_turns=None, service=service)
+    return SessionContext.of_store(store, store.key_of(id_), begun, agent=agent, new=new)

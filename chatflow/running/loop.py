@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, cast
 
 import attrs
 
 from chatflow.core.agent import Agent
-from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.engine import Engine, EngineReply
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
-from chatflow.core.prompt import to_prompt
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.engines.litellm import LiteLLMEngine
-from chatflow.exceptions import UnmatchedToolResultError, shorten
+from chatflow.exceptions import SessionError, UnmatchedToolResultError, shorten
+from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
 from chatflow.running.slots import Slot
 
@@ -33,7 +33,7 @@ class Registry:
 
     def __init__(self, starting_agent: Agent, engine: Engine | None) -> None:
         self.starting_agent: Final = starting_agent
-        self._engine = engine
+        self._engine: Final = engine
 
     def agents(self) -> dict[str, Agent]:
         """The starting agent and all that handoffs lead to, by name, as things stand now."""
@@ -41,18 +41,21 @@ class Registry:
 
     def engine_for(self, agent: Agent) -> Engine:
         """The agent's own engine, else the runner's, else one that asks by the agent's model."""
-        if agent.engine is not None:
-            return agent.engine
-        if self._engine is None:
-            self._engine = LiteLLMEngine()
-        return self._engine
+        return agent.engine or self._engine or _default_engine()
+
+
+@cache
+def _default_engine() -> Engine:
+    # One for all: it keeps nothing of whom it answers, and a runner may be made for each message.
+    return LiteLLMEngine()
 
 
 @attrs.define(kw_only=True)
 class Loop:
     """What happens in *turn*, which the running code is a member of; it neither begins nor ends the turn.
 
-    *key* is the same when the turn's message is tried again, and another for every other turn.
+    *key* is the same when the turn's message is tried again, and another for every other turn. *strict* refuses a
+    conversation whose agent is out of reach, which otherwise the starting agent answers.
     """
 
     registry: Registry
@@ -62,13 +65,14 @@ class Loop:
     max_handoffs: int
     max_tool_iterations: int
     tool_timeout: float | None
+    asking: Asking
+    strict: bool = False
     said: list[Message] = attrs.field(factory=list[Message])
     called: list[str] = attrs.field(factory=list[str])
     usage: dict[str, Any] | None = None
     handoff: Handoff | None = None
     handoffs: int = 0
     unknown: set[str] = attrs.field(factory=set[str])
-    repairs: set[str] = attrs.field(factory=set[str])
 
     @property
     def session(self) -> AgentSession:
@@ -81,6 +85,9 @@ class Loop:
         What an earlier attempt has noted in the turn's journal is not asked or called again.
         """
         journal = Journal(self.turn.journal)
+        if not self.session.active_agent_name:
+            await self.session.set_active_agent(self.registry.starting_agent)
+        self._active_agent()
         await self._say(Message(Role.USER, user_message))
         for iteration in range(self.max_tool_iterations):
             called = journal.called(iteration)
@@ -105,6 +112,13 @@ class Loop:
         """The live agent that answers now: the starting agent where the stored name is unknown, which stays."""
         name, starting_agent = self.session.active_agent_name, self.registry.starting_agent
         agent = self.registry.agents().get(name)
+        if agent is None and self.strict:
+            raise SessionError(
+                f"session {shorten(self.session.session_id)} is with agent {shorten(name)}, which agent"
+                f" {shorten(starting_agent.name)} can't reach by handoffs; run it with that agent, or with one that"
+                " reaches it",
+                session_id=self.session.session_id,
+            )
         if agent is None and name not in self.unknown:
             self.unknown.add(name)
             logger.warning(
@@ -123,19 +137,8 @@ class Loop:
     async def _ask(self, agent: Agent, tools: tuple[Tool, ...]) -> EngineReply:
         await self.slot.hold()
         await self.turn.look()  # nobody pays for an answer that would be thrown away
-        session = self.session
-        prompt = to_prompt(session.history, await agent.render_instructions(session))
-        repairs = [repair for repair in prompt.repairs if repair not in self.repairs]
-        if repairs:
-            self.repairs.update(repairs)
-            logger.warning("session %s: repaired for the model: %s", shorten(session.session_id), "; ".join(repairs))
-        engine = self.registry.engine_for(agent)
-        reply = await engine.generate(EngineRequest(agent=agent, messages=prompt.messages, tools=tools))
-        if not isinstance(reply, EngineReply):
-            raise TypeError(
-                f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
-            )
-        return reply
+        family = self.registry.agents()
+        return await self.asking.ask(agent, self.registry.engine_for(agent), tools, frozenset(family))
 
     def _count(self, usage: Mapping[str, Any] | None) -> None:
         if usage is not None:

@@ -1,6 +1,7 @@
 """chatflow keeps the state of multi-agent chat conversations for async Python applications."""
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.handle import Checkpoint
 from chatflow.core.history import History
@@ -115,6 +116,7 @@ __all__ = [
     "SessionNotFoundError",
     "SessionStateError",
     "SessionStore",
+    "StoreBackend",
     "StoreBusyError",
     "StoreClosedError",
     "StoreError",

@@ -253,9 +253,9 @@ class Runner:
         """
         noted = _checked(session_id, user_message, metadata)
         claim = Claim(check_id(message_id, "message_id"), user_message, noted)
-        store = self.session_store
+        store = self.session_store.backend
         ticket = Ticket(
-            key=store.key_of(session_id),
+            key=self.session_store.key_of(session_id),
             known=None,
             new=NewSession(agent_name=self.starting_agent.name, metadata=EMPTY, max_turns=None),
             agent_name=self.starting_agent.name,
@@ -301,7 +301,7 @@ class Runner:
             raise StoreClosedError(store=self.session_store.name)
         worker = Worker(
             Doing(
-                store=self.session_store,
+                store=self.session_store.backend,
                 agent_name=self.starting_agent.name,
                 lease_seconds=self.lease_seconds,
                 max_attempts=self.max_attempts,

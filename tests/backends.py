@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import attrs
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.memory import SessionStore
-from chatflow.core.store import BaseSessionStore
 from chatflow.sqlite.store import SQLiteSessionStore
 
 
@@ -18,7 +18,7 @@ class Backend:
     """A way to make stores. It chooses which tests can run, and no test asks it anything."""
 
     name: str
-    make: Callable[..., BaseSessionStore]
+    make: Callable[..., StoreBackend]
     """Takes a folder of the test's own, where stores that share data find each other, and the store's options."""
 
     shares: bool = False
@@ -28,19 +28,19 @@ class Backend:
     """The conversations are still there when a store is made after all others were closed."""
 
 
-def _memory(folder: Path, **options: Any) -> BaseSessionStore:
+def _memory(folder: Path, **options: Any) -> StoreBackend:
     return SessionStore(**options)
 
 
-def _sqlite_file(folder: Path, **options: Any) -> BaseSessionStore:
+def _sqlite_file(folder: Path, **options: Any) -> StoreBackend:
     return SQLiteSessionStore(folder / "chat.db", **options)
 
 
-def _sqlite_memory(folder: Path, **options: Any) -> BaseSessionStore:
+def _sqlite_memory(folder: Path, **options: Any) -> StoreBackend:
     return SQLiteSessionStore(":memory:", **options)
 
 
-def _sqlite_shared_memory(folder: Path, **options: Any) -> BaseSessionStore:
+def _sqlite_shared_memory(folder: Path, **options: Any) -> StoreBackend:
     return SQLiteSessionStore("file::memory:?cache=shared", **options)
 
 

@@ -22,7 +22,7 @@ from chatflow.core.records import Beat
 from chatflow.exceptions import StoreClosedError, StoreError
 
 if TYPE_CHECKING:
-    from chatflow.core.store import BaseSessionStore
+    from chatflow.core.backend import StoreBackend
     from chatflow.core.turn import Turn
 
 logger = logging.getLogger("chatflow.turn")
@@ -86,7 +86,7 @@ class Beats:
     loop ends.
     """
 
-    def __init__(self, store: BaseSessionStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: StoreBackend, loop: asyncio.AbstractEventLoop) -> None:
         # Neither keeps the other: a store that is forgotten unclosed must be able to say so.
         self._store = weakref.ref(store)
         self._loop = loop
@@ -201,7 +201,7 @@ class Beats:
                 watched = self._watch.due()
                 self._plan(min(due, self._last + self._distance(), math.inf if watched is None else watched))
 
-    async def _beat_once(self, store: BaseSessionStore) -> None:
+    async def _beat_once(self, store: StoreBackend) -> None:
         asked = self._loop.time()
         held = [(turn_id, turn, turn.attempt) for turn_id, turn in self._held.items()]
         beaten = await store.beat_turns(

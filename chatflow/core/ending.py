@@ -13,7 +13,7 @@ from chatflow.core.membership import open_turns
 from chatflow.exceptions import StoreClosedError, StoreError
 
 if TYPE_CHECKING:
-    from chatflow.core.store import BaseSessionStore
+    from chatflow.core.backend import StoreBackend
     from chatflow.core.turn import Turn
 
 logger = logging.getLogger("chatflow.turn")
@@ -25,7 +25,7 @@ _LOOK: Final = 0.25
 """Seconds between looks whether a turn has ended: one in another thread may end just before it is waited for."""
 
 
-async def give_back(store: BaseSessionStore) -> None:
+async def give_back(store: StoreBackend) -> None:
     """Give back the rows whose turns have ended without a commit.
 
     A row that can't be given back now, because the disk is full for instance, goes before the next turn queues: the
@@ -49,7 +49,7 @@ async def give_back(store: BaseSessionStore) -> None:
         store.line.ended(leaving.turn_id, left.next_turn)
 
 
-async def end_turns(store: BaseSessionStore, grace: float) -> None:
+async def end_turns(store: StoreBackend, grace: float) -> None:
     """Wait until the turns under way have ended, those of the calling code excepted; after *grace* seconds cancel them.
 
     Whoever has not ended a second after that is left alone: its commit will fail.

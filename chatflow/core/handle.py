@@ -23,7 +23,7 @@ from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
 from chatflow.exceptions import SessionDeletedError, SessionStateError, UnstorableValueError
 
 if TYPE_CHECKING:
-    from chatflow.core.store import BaseSessionStore
+    from chatflow.core.backend import StoreBackend
     from chatflow.core.turn import Turn
 
 
@@ -62,7 +62,7 @@ class Handle:
 
     def set_up(
         self,
-        store: BaseSessionStore,
+        store: StoreBackend,
         key: Key,
         committed: Snapshot,
         fallback: Agent | None,

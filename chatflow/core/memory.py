@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from anyio.lowlevel import checkpoint as yield_once
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.memory_tables import MemoryTables
@@ -39,7 +40,7 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS, SessionContext
-from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
+from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS
 from chatflow.exceptions import StoreClosedError
 
 _T = TypeVar("_T")
@@ -49,7 +50,7 @@ def _utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-class SessionStore(BaseSessionStore):
+class SessionStore(StoreBackend):
     """Conversations in memory: for tests, tools and services whose conversations may end with the process.
 
     Raises:

@@ -29,6 +29,7 @@ from chatflow.core.working import Kind, Working
 from chatflow.exceptions import SessionConflictError, SessionStateError, UnstorableValueError, shorten
 
 if TYPE_CHECKING:
+    from chatflow.core.backend import StoreBackend
     from chatflow.core.store import BaseSessionStore
 
 logger = logging.getLogger("chatflow.session")
@@ -73,7 +74,7 @@ class AgentSession(Handle):
     @classmethod
     def of_store(
         cls,
-        store: BaseSessionStore,
+        store: StoreBackend,
         key: Key,
         snapshot: Snapshot,
         *,
@@ -369,4 +370,4 @@ def begin_session(
         session.keep_alone(Key("", id_), begun, agent)
         return session
     new = NewSession(agent_name=agent.name, metadata=begun.metadata, max_turns=None, service=service)
-    return SessionContext.of_store(store, store.key_of(id_), begun, agent=agent, new=new)
+    return SessionContext.of_store(store.backend, store.key_of(id_), begun, agent=agent, new=new)

@@ -1,56 +1,37 @@
-"""BaseSessionStore: what users call, over the primitives that a backend writes.
+"""BaseSessionStore: what users call, for one owner's conversations, over a backend that the stores of all owners share.
 
 Its docstrings are the specification, which is why it is long.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import warnings
-import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
-from chatflow.core.beats import Beats
-from chatflow.core.ending import end_turns
 from chatflow.core.finish import finish
-from chatflow.core.live import LiveSessions
 from chatflow.core.messages import Message
 from chatflow.core.pruning import check_max_turns
-from chatflow.core.records import (
-    NOTHING_SEEN,
-    Key,
-    NewSession,
-    Page,
-    PendingTurn,
-    Seen,
-    SessionInfo,
-    Snapshot,
-    check_grace,
-    check_id,
-)
+from chatflow.core.records import Key, NewSession, Page, PendingTurn, SessionInfo, check_id
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import SessionContext
-from chatflow.core.storage import Storage
-from chatflow.core.turn import Turn
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
+
+if TYPE_CHECKING:
+    from chatflow.core.backend import StoreBackend
 
 _T = TypeVar("_T")
 
 DEFAULT_DEDUP_TTL_HOURS: Final = 192
 """How long a message id is remembered: 8 days, since WhatsApp delivers a webhook again for up to 7."""
 
-_SLICE: Final = 1000
+SLICE: Final = 1000
 """Rows that one transaction deletes at most, so that turns can commit in between."""
-
-_HUNDRED_YEARS: Final = 100 * 366 * 24
-"""In hours. No message is delivered again after that, and dates end at some point."""
 
 _MOST: Final = 2**62
 """What every storage can count to."""
@@ -58,37 +39,54 @@ _MOST: Final = 2**62
 AgentResolver = Callable[[str], Agent | None]
 
 
-def _check_hours(hours: object) -> float:
-    if not isinstance(hours, int | float) or isinstance(hours, bool):
-        raise TypeError(f"dedup_ttl_hours must be a number, not {hours!r}")
-    if not 0 < hours <= _HUNDRED_YEARS:
-        raise ValueError(f"dedup_ttl_hours must be above 0 and at most {_HUNDRED_YEARS} (a hundred years), not {hours}")
-    return float(hours)
-
-
-class BaseSessionStore(Storage):
+class BaseSessionStore(ABC):
     """Where conversations are kept. Every operation is awaited, and yields to the event loop at least once.
 
     A store serves several event loops and threads at once. The constructor touches no loop, file or thread; the first
     operation opens what is needed. Close it with `aclose`, or use it as ``async with store:``.
 
-    A store for another storage implements the primitives of `Storage`, the abstract methods.
+    A store for another storage derives from `StoreBackend`.
     """
 
-    _owner = ""
+    # --- what it is ---
 
-    def __init__(self, default_max_turns: int, dedup_ttl_hours: float) -> None:
-        self.default_max_turns = check_max_turns(default_max_turns, "default_max_turns")
-        self.dedup_ttl_hours = _check_hours(dedup_ttl_hours)
-        self.is_closing = False
-        self._live = LiveSessions()
-        self._entering: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
-        # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.
-        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Beats]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._beats_lock = threading.Lock()
-        self._resolver: AgentResolver | None = None
+    @property
+    @abstractmethod
+    def backend(self) -> StoreBackend:
+        """What it stands on, and shares with the stores of other owners."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """Whose conversations these are; empty for those without an owner."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What errors and logs call it."""
+
+    @property
+    @abstractmethod
+    def default_max_turns(self) -> int:
+        """How many turns a conversation without a number of its own keeps."""
+
+    @property
+    @abstractmethod
+    def dedup_ttl_hours(self) -> float:
+        """How long message ids are remembered."""
+
+    @property
+    @abstractmethod
+    def is_closing(self) -> bool:
+        """Whether `aclose` was called."""
+
+    def key_of(self, session_id: str) -> Key:
+        """What names that conversation in the storage."""
+        return Key(self.owner, check_id(session_id, "session_id"))
+
+    def _scope(self, session_id: str | None) -> Key:
+        # No conversation has the empty id, so a mark without one can't meet a conversation's own.
+        return Key(self.owner, "") if session_id is None else self.key_of(session_id)
 
     # --- what users call ---
 
@@ -110,7 +108,7 @@ class BaseSessionStore(Storage):
             SessionStateError: *metadata* holds what can't be kept; nothing changed.
             CorruptSessionError: The stored conversation can't be read.
         """
-        key = self._key(session_id)
+        key = self.key_of(session_id)
         if not isinstance(default_agent, Agent):
             raise TypeError(f"default_agent must be an Agent, not {type(default_agent).__name__}")
         if max_turns is not None:
@@ -119,25 +117,8 @@ class BaseSessionStore(Storage):
             frozen = freeze_mapping(metadata or {}, "metadata")
         except UnstorableValueError as error:
             raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
-        # Whoever asks first goes on first, however long it took to find or make the conversation.
-        place = (asyncio.get_running_loop(), key)
-        earlier = self._entering.get(place)
-        mine = self._entering[place] = place[0].create_future()
-        try:
-            live = self._live.get(key)
-            found: Snapshot | Seen = Seen.ABSENT
-            if not frozen:
-                found = await self.load_session(key, None if live is None else live.known)
-            if found is Seen.ABSENT:
-                new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
-                found = await finish(self.create_session(key, new))
-            if earlier is not None and not earlier.done():
-                await asyncio.wait([earlier])
-            return self._hand_out(key, found, live, default_agent)
-        finally:
-            if self._entering.get(place) is mine:
-                del self._entering[place]
-            _end_after(earlier, mine)
+        new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
+        return await self.backend.get_or_create_session(key, default_agent, new)
 
     async def get(self, session_id: str) -> SessionContext | None:
         """The conversation *session_id* as the storage has it now, or None.
@@ -145,13 +126,7 @@ class BaseSessionStore(Storage):
         Raises:
             CorruptSessionError: The stored conversation can't be read.
         """
-        key = self._key(session_id)
-        live, handed_out = self._live.get(key), self._live.all_of(key)
-        found = await self.load_session(key, None if live is None else live.known)
-        if found is Seen.ABSENT:
-            self._forget(handed_out)
-            return None
-        return self._hand_out(key, found, live, None)
+        return await self.backend.session_of(self.key_of(session_id))
 
     async def delete(self, session_id: str) -> bool:
         """Remove the conversation with all it has, without waiting for a turn. False if there was none.
@@ -159,31 +134,15 @@ class BaseSessionStore(Storage):
         Whoever still uses it gets `SessionDeletedError`. Stored answers go; the ids of answered messages stay known
         until they expire, those of unfinished turns are forgotten.
         """
-        return await finish(self._delete_one(self._key(session_id)))
-
-    async def _delete_one(self, key: Key) -> bool:
-        # Those handed out so far: one that is created anew under this id once the old one is gone is not meant.
-        handed_out = self._live.all_of(key)
-        turns = await self.delete_session(key)
-        self._forget(handed_out)
-        self.line.wake(turns or ())
-        return turns is not None
+        return await finish(self.backend.delete_one(self.key_of(session_id)))
 
     async def clear(self) -> None:
         """Remove all conversations, as `delete` does, a slice at a time. One created meanwhile may stay."""
-        handed_out = self._live.all_of_owner(self._owner)
-        last: int | None = None
-        while True:
-            last, turns = await finish(self.delete_sessions(self._owner, last, _SLICE))
-            self.line.wake(turns)
-            if last is None:
-                self._forget(handed_out)
-                return
-            await yield_once()  # where a cancellation can end it, which the slices hold off
+        await self.backend.delete_all(self.owner)
 
     async def list_sessions(self, *, limit: int = 100, after: int | None = None) -> Page[SessionInfo]:
         """A page of conversations, newest commit first; *after* is the `next` of the page before."""
-        return await self.page_of_sessions(self._owner, _check_limit(limit), _check_cursor(after, "after"))
+        return await self.backend.page_of_sessions(self.owner, _check_limit(limit), _check_cursor(after, "after"))
 
     async def messages(self, session_id: str, *, limit: int = 100, before: int | None = None) -> Page[Message]:
         """A page of the committed messages, the newest ones first by page, in the history's order within a page.
@@ -193,7 +152,8 @@ class BaseSessionStore(Storage):
         Raises:
             SessionNotFoundError: There is no such conversation.
         """
-        page = await self.page_of_messages(self._key(session_id), _check_limit(limit), _check_cursor(before, "before"))
+        key, before = self.key_of(session_id), _check_cursor(before, "before")
+        page = await self.backend.page_of_messages(key, _check_limit(limit), before)
         if page is None:
             raise SessionNotFoundError(session_id=session_id)
         return page
@@ -204,7 +164,7 @@ class BaseSessionStore(Storage):
         A message under way is not processed yet. Ids belong to a conversation, since Telegram's repeat in every chat;
         without *session_id* only marks made without one count.
         """
-        return await self.is_processed(self._scope(session_id), check_id(message_id, "message_id"))
+        return await self.backend.is_processed(self._scope(session_id), check_id(message_id, "message_id"))
 
     async def mark_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
         """Mark the id, durably. True only for the one call that marked it; False if it was marked already.
@@ -212,7 +172,7 @@ class BaseSessionStore(Storage):
         A mark without *session_id* has a scope of its own, which `Runner.run_async` never reads. One with it says that
         the conversation's message needs no turn: `run_async` takes it for a duplicate whose answer nobody kept.
         """
-        return await finish(self.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
+        return await finish(self.backend.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
 
     async def purge_processed_messages(self) -> int:
         """Forget all expired message ids, at most 1,000 a transaction, and return how many they were.
@@ -221,9 +181,9 @@ class BaseSessionStore(Storage):
         """
         purged = 0
         while True:
-            count = await finish(self.purge_processed(_SLICE))
+            count = await finish(self.backend.purge_processed(SLICE))
             purged += count
-            if count < _SLICE:
+            if count < SLICE:
                 return purged
             await yield_once()  # as in clear()
 
@@ -243,7 +203,7 @@ class BaseSessionStore(Storage):
         Raises:
             StoreError: The storage can't be opened or read at all.
         """
-        return await _gathered(self.examine)
+        return await _gathered(self.backend.examine)
 
     async def repair(self) -> tuple[Repair, ...]:
         """Mend all that can be mended by rule, and return what was done about each fault; empty if there was none.
@@ -279,24 +239,16 @@ class BaseSessionStore(Storage):
         Raises:
             StoreError: The storage can't be opened, read or written; what was mended before that stays mended.
         """
-        return await _gathered(self._repair_slice)
+        return await _gathered(self.backend.repair_slice)
 
-    async def _repair_slice(self, after: object | None) -> Part[Repair]:
-        part = await finish(self.mend(after))
-        changed = {each.fault.session_id for each in part.items if each.fault.owner == self._owner and each.is_done}
-        for session_id in changed:
-            key = Key(self._owner, session_id)
-            live = self._live.get(key)
-            found = Seen.ABSENT if live is None else await self.load_session(key, live.known)
-            if live is not None and isinstance(found, Snapshot):
-                live.show(found)
-        return part
-
+    @abstractmethod
     def set_agent_resolver(self, resolver: AgentResolver) -> None:
         """Let *resolver* give the live agent for a stored name, or None for a name it does not know."""
-        if not callable(resolver):
-            raise TypeError("the resolver must be callable with an agent's name")
-        self._resolver = resolver
+
+    @property
+    @abstractmethod
+    def has_agent_resolver(self) -> bool:
+        """Whether `set_agent_resolver` was called."""
 
     async def pending_turns(self) -> tuple[PendingTurn, ...]:
         """All turns that have a row in the store, in the order they came.
@@ -307,11 +259,12 @@ class BaseSessionStore(Storage):
         """
         found: list[PendingTurn] = []
         while True:
-            page = await self.page_of_turns(self._owner, found[-1].turn_id if found else 0, _SLICE)
+            page = await self.backend.page_of_turns(self.owner, found[-1].turn_id if found else 0, SLICE)
             found += page
-            if len(page) < _SLICE:
+            if len(page) < SLICE:
                 return tuple(found)
 
+    @abstractmethod
     async def aclose(self, grace: float = 10) -> None:
         """Close the storage. Whatever uses the store later gets `StoreClosedError`. Closing twice is no error.
 
@@ -319,12 +272,6 @@ class BaseSessionStore(Storage):
         cancellation of the caller ends the wait, and comes after the store is closed: it is closed also where its
         ``async with`` is left by one.
         """
-        check_grace(grace)
-        self.is_closing = True
-        try:
-            await end_turns(self, grace)
-        finally:
-            await finish(self.close())
 
     async def __aenter__(self) -> Self:
         await yield_once()
@@ -334,95 +281,6 @@ class BaseSessionStore(Storage):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        # A constructor that refused its arguments has left nothing to close.
-        if self.__dict__.get("_live") is not None and self.abandon():
-            warnings.warn(
-                f"{self!r} was never closed; use `async with` or `await store.aclose()`", ResourceWarning, stacklevel=1
-            )
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
-
-    # --- what sessions and turns use ---
-
-    @property
-    def beats(self) -> Beats:
-        """The signs of life of this store's turns in the running event loop."""
-        loop = asyncio.get_running_loop()
-        with self._beats_lock:
-            known = self._beats.get(loop)
-            beats = None if known is None else known()
-            if beats is None:
-                beats = Beats(self, loop)
-                self._beats[loop] = weakref.ref(beats)
-        return beats
-
-    @property
-    def turns(self) -> list[Turn]:
-        """The turns of this store that run or wait for their place, in all event loops."""
-        with self._beats_lock:
-            found = [known() for known in self._beats.values()]
-        return [turn for beats in found if beats is not None for turn in beats.turns]
-
-    def key_of(self, session_id: str) -> Key:
-        """What names that conversation here."""
-        return self._key(session_id)
-
-    def unread_session(self, key: Key) -> SessionContext:
-        """A session of the conversation *key* that has seen nothing of it yet."""
-        return SessionContext.of_store(self, key, NOTHING_SEEN)
-
-    async def session_of(self, key: Key) -> SessionContext | None:
-        """The conversation *key*, whoever owns it."""
-        live = self._live.get(key)
-        found = await self.load_session(key, None if live is None else live.known)
-        return None if found is Seen.ABSENT else self._hand_out(key, found, live, None)
-
-    @property
-    def has_agent_resolver(self) -> bool:
-        """Whether `set_agent_resolver` was called."""
-        return self._resolver is not None
-
-    def resolve_agent(self, name: str) -> Agent | None:
-        """The live agent of that name, if the resolver knows it."""
-        return None if self._resolver is None else self._resolver(name)
-
-    def _key(self, session_id: str) -> Key:
-        return Key(self._owner, check_id(session_id, "session_id"))
-
-    def _scope(self, session_id: str | None) -> Key:
-        # No conversation has the empty id, so a mark without one can't meet a conversation's own.
-        return Key(self._owner, "") if session_id is None else self._key(session_id)
-
-    def _hand_out(
-        self, key: Key, found: Snapshot | Seen, asked: SessionContext | None, fallback: Agent | None
-    ) -> SessionContext:
-        session = self._session_of(key, found, asked)
-        if fallback is not None:
-            session.answer_with(fallback)
-        return session
-
-    def _session_of(self, key: Key, found: Snapshot | Seen, asked: SessionContext | None) -> SessionContext:
-        if not isinstance(found, Snapshot):
-            # Nothing newer than what the object that was alive when we asked has seen.
-            assert asked is not None
-            return asked
-        live = self._live.get(key)
-        if live is not None and live.committed.session_key == found.session_key:
-            live.show(found)
-            return live
-        if live is not None:
-            live.mark_deleted()
-        session = SessionContext.of_store(self, key, found)
-        self._live.add(session)
-        return session
-
-    def _forget(self, sessions: Iterable[SessionContext]) -> None:
-        for session in sessions:
-            self._live.remove(session)
-            session.mark_deleted()
 
 
 async def _gathered(slice_after: Callable[[object | None], Awaitable[Part[_T]]]) -> tuple[_T, ...]:
@@ -434,14 +292,6 @@ async def _gathered(slice_after: Callable[[object | None], Awaitable[Part[_T]]])
             return tuple(items)
         await yield_once()  # where a cancellation can end it, which a repair's slices hold off
         part = await slice_after(part.next)
-
-
-def _end_after(earlier: asyncio.Future[None] | None, mine: asyncio.Future[None]) -> None:
-    """Let those behind *mine* go on once *earlier* has ended too: a cancelled call does not wait for it itself."""
-    if earlier is None:
-        mine.set_result(None)
-    else:
-        earlier.add_done_callback(lambda _: mine.set_result(None))
 
 
 def _check_cursor(cursor: object, name: str) -> int | None:

@@ -18,13 +18,13 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.finish import finish, is_cancellation
 from chatflow.core.line import Waiter
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Key, PendingTurn, Work
 from chatflow.core.rows import WAITING, State
 from chatflow.core.session import AgentSession
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import (
     ChatflowError,
@@ -80,7 +80,7 @@ def log_failure(turn: Turn, what: str, error: BaseException) -> None:
 class Doing:
     """What a worker needs of its runner: for which application, how many turns at once, and how one is done."""
 
-    store: BaseSessionStore
+    store: StoreBackend
     agent_name: str
     lease_seconds: float
     max_attempts: int

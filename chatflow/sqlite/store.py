@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.codec import entry_to_json, response_to_json, values_to_json
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
@@ -40,7 +41,7 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
-from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
+from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS
 from chatflow.exceptions import StoreClosedError, StoreError
 from chatflow.sqlite import operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
@@ -65,7 +66,7 @@ def _text(moment: dt.datetime) -> str:
     return moment.isoformat(timespec="microseconds")
 
 
-class SQLiteSessionStore(BaseSessionStore):
+class SQLiteSessionStore(StoreBackend):
     """Conversations in an SQLite file, or in memory.
 
     *db_path* is a file, whose folders are created, or an address: ``":memory:"`` is a database of this store's own;

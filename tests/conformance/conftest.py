@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chatflow.core.store import BaseSessionStore
+from chatflow.core.backend import StoreBackend
 from tests.backends import BACKENDS, SHARING, SURVIVING, Backend
 
-OpenStore = Callable[..., BaseSessionStore]
-Restart = Callable[..., Awaitable[BaseSessionStore]]
+OpenStore = Callable[..., StoreBackend]
+Restart = Callable[..., Awaitable[StoreBackend]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,9 +30,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 async def open_store(anyio_backend: str, backend: Backend, tmp_path: Path) -> AsyncIterator[OpenStore]:
     """Makes stores with the options a test wants, on the same data where the backend can; all are closed at the end."""
-    made: list[BaseSessionStore] = []
+    made: list[StoreBackend] = []
 
-    def open_one(**options: Any) -> BaseSessionStore:
+    def open_one(**options: Any) -> StoreBackend:
         made.append(backend.make(tmp_path, **options))
         return made[-1]
 
@@ -43,13 +43,13 @@ async def open_store(anyio_backend: str, backend: Backend, tmp_path: Path) -> As
 
 
 @pytest.fixture
-def store(open_store: OpenStore) -> BaseSessionStore:
+def store(open_store: OpenStore) -> StoreBackend:
     """A store with its default options."""
     return open_store()
 
 
 @pytest.fixture
-def second(store: BaseSessionStore, open_store: OpenStore) -> BaseSessionStore:
+def second(store: StoreBackend, open_store: OpenStore) -> StoreBackend:
     """Another store on the same data, as another part of the program would open it."""
     return open_store()
 
@@ -58,7 +58,7 @@ def second(store: BaseSessionStore, open_store: OpenStore) -> BaseSessionStore:
 def restart(open_store: OpenStore) -> Restart:
     """Closes a store and opens another on what it left."""
 
-    async def close_and_open(store: BaseSessionStore, **options: Any) -> BaseSessionStore:
+    async def close_and_open(store: StoreBackend, **options: Any) -> StoreBackend:
         await store.aclose()
         return open_store(**options)
 
@@ -80,7 +80,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The store's clock."""
     clock = Clock()
     monkeypatch.setattr(store, "_clock", clock)

@@ -88,7 +88,7 @@ async def outside(operation: Coroutine[Any, Any, _T]) -> _T:
 
 async def queued(store: BaseSessionStore, turns: int) -> None:
     """Let the loop run until so many turns wait for their places in this process."""
-    await until(lambda: len(store.line._waiters) >= turns)
+    await until(lambda: len(store.backend.line._waiters) >= turns)
 
 
 async def until(reached: Callable[[], bool]) -> None:

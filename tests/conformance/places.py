@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.records import Claim, Key, Leaving, Left, NewSession, Place, Ticket
 from chatflow.core.rows import End
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import EMPTY
 
 FIRST = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None)
@@ -29,7 +29,7 @@ def _ticket(**details: Any) -> Ticket:
     return Ticket(**(usual | details))
 
 
-async def place_of(store: BaseSessionStore, asks: Ticket) -> Place:
+async def place_of(store: StoreBackend, asks: Ticket) -> Place:
     """The place that is given out, as code outside every turn asks for it."""
     place = await store.queue_turn(asks)
     assert isinstance(place, Place)
@@ -41,7 +41,7 @@ async def start(session: SessionContext, place: Place) -> Any:
     return await session.store.start_turn(place.turn_id, place.attempt, session.key, session.known, 5)
 
 
-async def leave(store: BaseSessionStore, place: Place, end: End = End.TOLD, **details: Any) -> Left:
+async def leave(store: StoreBackend, place: Place, end: End = End.TOLD, **details: Any) -> Left:
     """Give a place back."""
     return await store.leave_turn(Leaving(turn_id=place.turn_id, attempt=place.attempt, end=end, **details))
 

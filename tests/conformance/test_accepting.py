@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineRequest
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Receipt
-from chatflow.core.store import BaseSessionStore
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import (
     MessageDeadError,
@@ -33,12 +33,12 @@ from tests.runs import PausingEngine
 CALL = ScriptedEngine.call
 
 
-def runner_on(store: BaseSessionStore, *replies: Any, name: str = "Support", **options: Any) -> Runner:
+def runner_on(store: StoreBackend, *replies: Any, name: str = "Support", **options: Any) -> Runner:
     """A runner whose model says these replies."""
     return Runner(Agent(name), store, ScriptedEngine(replies), **options)
 
 
-async def said(store: BaseSessionStore, session_id: str = "s") -> list[str]:
+async def said(store: StoreBackend, session_id: str = "s") -> list[str]:
     """What was said in the conversation."""
     return texts((await store.messages(session_id)).items)
 
@@ -50,7 +50,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.delay", lambda *_: 0)
 
 
-async def test_receipt(store: BaseSessionStore, clock: Clock) -> None:
+async def test_receipt(store: StoreBackend, clock: Clock) -> None:
     """An accepted message waits in its conversation, which exists from then on, and nothing of it is said yet."""
     runner = runner_on(store)
     receipt = await runner.accept("s", "hi", message_id="m", metadata={"channel": "web"})
@@ -69,7 +69,7 @@ async def test_receipt(store: BaseSessionStore, clock: Clock) -> None:
     assert not await store.is_message_processed("m", session_id="s")
 
 
-async def test_delivered_again_while_it_waits(store: BaseSessionStore) -> None:
+async def test_delivered_again_while_it_waits(store: StoreBackend) -> None:
     """A message accepted twice waits once."""
     runner = runner_on(store)
     first = await runner.accept("s", "hi", message_id="m")
@@ -79,7 +79,7 @@ async def test_delivered_again_while_it_waits(store: BaseSessionStore) -> None:
     assert turn.metadata == {}
 
 
-async def test_delivered_again_many_times_at_once(store: BaseSessionStore) -> None:
+async def test_delivered_again_many_times_at_once(store: StoreBackend) -> None:
     """Of several deliveries at once one is accepted and the others are its duplicates."""
     runner, receipts = runner_on(store), list[Receipt]()
 
@@ -93,7 +93,7 @@ async def test_delivered_again_many_times_at_once(store: BaseSessionStore) -> No
     assert len({receipt.turn_id for receipt in receipts}) == 1
 
 
-async def test_delivered_again_after_the_answer(store: BaseSessionStore) -> None:
+async def test_delivered_again_after_the_answer(store: StoreBackend) -> None:
     """A message that was answered is a duplicate without a turn."""
     runner = runner_on(store, "hello")
     await runner.run_async("s", "hi", message_id="m")
@@ -101,14 +101,14 @@ async def test_delivered_again_after_the_answer(store: BaseSessionStore) -> None
     assert await store.pending_turns() == ()
 
 
-async def test_marked_by_hand(store: BaseSessionStore) -> None:
+async def test_marked_by_hand(store: StoreBackend) -> None:
     """A message whose id was marked by hand needs no turn."""
     await store.mark_message_processed("m", session_id="s")
     assert await runner_on(store).accept("s", "hi", message_id="m") == Receipt(None, duplicate=True)
     assert await store.pending_turns() == ()
 
 
-async def test_answered_in_a_deleted_conversation(store: BaseSessionStore) -> None:
+async def test_answered_in_a_deleted_conversation(store: StoreBackend) -> None:
     """A message answered in a conversation that was deleted since needs no turn."""
     runner = runner_on(store, "hello")
     await runner.run_async("s", "hi", message_id="m")
@@ -116,7 +116,7 @@ async def test_answered_in_a_deleted_conversation(store: BaseSessionStore) -> No
     assert await runner.accept("s", "hi", message_id="m") == Receipt(None, duplicate=True)
 
 
-async def test_answered_turn_that_waits_to_be_told(store: BaseSessionStore) -> None:
+async def test_answered_turn_that_waits_to_be_told(store: StoreBackend) -> None:
     """A message whose answer nobody has been told yet is a duplicate of an answered one."""
     runner = runner_on(store, "hello")
     await runner.accept("s", "hi", message_id="m")
@@ -124,7 +124,7 @@ async def test_answered_turn_that_waits_to_be_told(store: BaseSessionStore) -> N
     assert await runner.accept("s", "hi", message_id="m") == Receipt(None, duplicate=True)
 
 
-async def test_accepted_while_it_runs(store: BaseSessionStore) -> None:
+async def test_accepted_while_it_runs(store: StoreBackend) -> None:
     """A message that somebody runs becomes accepted: when it fails, its caller is told and a worker tries again."""
     failing, go_on = anyio.Event(), anyio.Event()
 
@@ -152,7 +152,7 @@ async def test_accepted_while_it_runs(store: BaseSessionStore) -> None:
     assert await said(store) == ["hi", "hello"]
 
 
-async def test_accepted_while_it_runs_and_answered(store: BaseSessionStore) -> None:
+async def test_accepted_while_it_runs_and_answered(store: StoreBackend) -> None:
     """A message accepted while it runs is answered to its caller, and `on_response` hears of it too."""
     engine, heard = PausingEngine(), Heard()
     runner, responses = Runner(Agent("Support"), store, engine), list[AgentResponse]()
@@ -170,7 +170,7 @@ async def test_accepted_while_it_runs_and_answered(store: BaseSessionStore) -> N
     assert (responses[0].content, responses[0].duplicate) == ("answer", False)
 
 
-async def test_accepted_after_a_failure(store: BaseSessionStore) -> None:
+async def test_accepted_after_a_failure(store: StoreBackend) -> None:
     """A message that failed and is then accepted takes a new place, with its journal."""
     agent, called = Agent("Support"), list[str]()
 
@@ -193,7 +193,7 @@ async def test_accepted_after_a_failure(store: BaseSessionStore) -> None:
     assert called == ["charge"]
 
 
-async def test_accepted_while_interrupted(store: BaseSessionStore) -> None:
+async def test_accepted_while_interrupted(store: StoreBackend) -> None:
     """What is left of a turn whose process is gone can be accepted, and keeps its place."""
 
     async def lose(request: EngineRequest) -> str:
@@ -209,7 +209,7 @@ async def test_accepted_while_interrupted(store: BaseSessionStore) -> None:
         assert await heard.of(1) == [("s", "hello")]
 
 
-async def test_other_text(store: BaseSessionStore) -> None:
+async def test_other_text(store: StoreBackend) -> None:
     """The id of a message in any state with another text is refused, and changes nothing."""
     engine = PausingEngine()
     runner = runner_on(store, LookupError, "hello")
@@ -231,7 +231,7 @@ async def test_other_text(store: BaseSessionStore) -> None:
     assert sorted(await states(store)) == [("m", "accepted", 0), ("m", "told", 0)]
 
 
-async def test_dead(store: BaseSessionStore) -> None:
+async def test_dead(store: StoreBackend) -> None:
     """A message that was given up is not accepted again."""
     runner, heard = runner_on(store, LookupError, max_attempts=1), Heard()
     await runner.accept("s", "hi", message_id="m")
@@ -249,7 +249,7 @@ async def test_dead(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("where", ["turn", "tool"])
-async def test_inside_a_turn(store: BaseSessionStore, where: str) -> None:
+async def test_inside_a_turn(store: StoreBackend, where: str) -> None:
     """Accepting waits for no turn: inside one, also of the same conversation, the message comes after it."""
     agent, heard = Agent("Support"), Heard()
     runner: Runner = Runner(agent, store, ScriptedEngine([CALL("accept"), "first answer"] if where == "tool" else []))
@@ -283,7 +283,7 @@ async def test_inside_a_turn(store: BaseSessionStore, where: str) -> None:
         ({"metadata": {1: 2}}, SessionStateError),
     ],
 )
-async def test_bad_arguments(store: BaseSessionStore, arguments: dict[str, Any], error: type[Exception]) -> None:
+async def test_bad_arguments(store: StoreBackend, arguments: dict[str, Any], error: type[Exception]) -> None:
     """What can't be a message is refused, and nothing is stored."""
     usual: dict[str, Any] = {"session_id": "s", "user_message": "hi", "message_id": "m"}
     with pytest.raises(error):
@@ -292,14 +292,14 @@ async def test_bad_arguments(store: BaseSessionStore, arguments: dict[str, Any],
     assert await store.get("s") is None
 
 
-async def test_closed(store: BaseSessionStore) -> None:
+async def test_closed(store: StoreBackend) -> None:
     """A closed store accepts nothing."""
     await store.aclose()
     with pytest.raises(StoreClosedError):
         await runner_on(store).accept("s", "hi", message_id="m")
 
 
-async def test_after_a_restart(store: BaseSessionStore, restart: Restart) -> None:
+async def test_after_a_restart(store: StoreBackend, restart: Restart) -> None:
     """An accepted message is still there after a restart, with all that was said about it."""
     await runner_on(store).accept("s", "hi", message_id="m", metadata={"x": (1, 2)})
     store, heard = await restart(store), Heard()
@@ -313,7 +313,7 @@ async def test_after_a_restart(store: BaseSessionStore, restart: Restart) -> Non
 # --- whoever comes next does it first ---
 
 
-async def test_done_before_the_next_turn(store: BaseSessionStore) -> None:
+async def test_done_before_the_next_turn(store: StoreBackend) -> None:
     """The next runner of the conversation does accepted messages in their order, then its own."""
     runner = runner_on(store, "one!", "two!", "three!", "four!")
     await runner.accept("s", "one", message_id="m1", metadata={"of": "one"})
@@ -327,7 +327,7 @@ async def test_done_before_the_next_turn(store: BaseSessionStore) -> None:
     assert heard.contents() == ["one!", "two!"]
 
 
-async def test_its_error_is_not_shown(store: BaseSessionStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_error_is_not_shown(store: StoreBackend, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever does an accepted message first is not told of its errors: it is tried again, and then given up."""
     runner = runner_on(store, LookupError, LookupError, "second answer", max_attempts=2)
     await runner.accept("s", "first", message_id="m")
@@ -337,7 +337,7 @@ async def test_its_error_is_not_shown(store: BaseSessionStore, caplog: pytest.Lo
     assert "done before the next one, failed; it is tried again" in caplog.text
 
 
-async def test_its_error_is_not_shown_and_it_is_tried_again(store: BaseSessionStore) -> None:
+async def test_its_error_is_not_shown_and_it_is_tried_again(store: StoreBackend) -> None:
     """An accepted message that fails once is answered before the next one nevertheless."""
     runner = runner_on(store, LookupError, "first answer", "second answer")
     await runner.accept("s", "first", message_id="m")
@@ -345,7 +345,7 @@ async def test_its_error_is_not_shown_and_it_is_tried_again(store: BaseSessionSt
     assert await said(store) == ["first", "first answer", "second", "second answer"]
 
 
-async def test_its_doer_is_cancelled(store: BaseSessionStore) -> None:
+async def test_its_doer_is_cancelled(store: StoreBackend) -> None:
     """Whoever is cancelled while doing an accepted message leaves it without a holder, and no attempt is counted."""
     engine = PausingEngine()
     runner, other = Runner(Agent("Support"), store, engine), runner_on(store, "first!", "third!")
@@ -363,7 +363,7 @@ async def test_its_doer_is_cancelled(store: BaseSessionStore) -> None:
     assert await said(store) == ["first", "first!", "third", "third!"]
 
 
-async def test_its_own_message(store: BaseSessionStore) -> None:
+async def test_its_own_message(store: StoreBackend) -> None:
     """Who sends an accepted message gets its answer, in its place in the line."""
     runner, heard = runner_on(store, "one!", "two!"), Heard()
     await runner.accept("s", "one", message_id="m1")
@@ -376,7 +376,7 @@ async def test_its_own_message(store: BaseSessionStore) -> None:
     assert await said(store) == ["one", "one!", "two", "two!"]
 
 
-async def test_bare_turns_pass(store: BaseSessionStore) -> None:
+async def test_bare_turns_pass(store: StoreBackend) -> None:
     """Turns without a runner pass accepted messages by."""
     await runner_on(store).accept("s", "first", message_id="m")
     session = await store.get_or_create("s", SUPPORT)
@@ -385,7 +385,7 @@ async def test_bare_turns_pass(store: BaseSessionStore) -> None:
     assert await states(store) == [("m", "accepted", 0)]
 
 
-async def test_other_applications_pass(store: BaseSessionStore) -> None:
+async def test_other_applications_pass(store: StoreBackend) -> None:
     """Runners of another starting agent pass accepted messages by, and can't take them."""
     heard = Heard()
     await runner_on(store).accept("s", "first", message_id="m")
@@ -399,7 +399,7 @@ async def test_other_applications_pass(store: BaseSessionStore) -> None:
     assert await said(store) == ["second", "other answer"]
 
 
-async def test_waits_behind_a_running_turn(store: BaseSessionStore) -> None:
+async def test_waits_behind_a_running_turn(store: StoreBackend) -> None:
     """A message accepted while another runs is done after it, and before one that came later."""
     engine, heard = PausingEngine(), Heard()
     runner = Runner(Agent("Support"), store, engine)
@@ -418,7 +418,7 @@ async def test_waits_behind_a_running_turn(store: BaseSessionStore) -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS)
-async def test_its_doer_is_cancelled_at_any_step(store: BaseSessionStore, canceller: str, moment: Moment) -> None:
+async def test_its_doer_is_cancelled_at_any_step(store: StoreBackend, canceller: str, moment: Moment) -> None:
     """Wherever a run is cancelled that does an accepted message first, that message is free or done."""
     for step in count():
         agent, called, session_id = Agent("Support"), list[str](), f"s{step}"
@@ -451,7 +451,7 @@ async def test_its_doer_is_cancelled_at_any_step(store: BaseSessionStore, cancel
             break
 
 
-async def test_storage_fails_while_it_is_done_first(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_storage_fails_while_it_is_done_first(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the storage fails, whoever does an accepted message first is told of it, and the message waits."""
     runner, commit = runner_on(store, "first!", "first!", "second!"), store.commit_turn
     await runner.accept("s", "first", message_id="m")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Claim
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from tests.conformance.conversation import BILLING, SUPPORT, call, outside, queued, result, say, stored, texts, user
 from tests.conformance.places import leave, place_of, ticket
@@ -21,7 +21,7 @@ from tests.conformance.stepping import CANCELLERS, MOMENTS, Canceller, Moment
 MOST_STEPS = 200
 
 
-async def sample(store: BaseSessionStore, session_id: str) -> SessionContext:
+async def sample(store: StoreBackend, session_id: str) -> SessionContext:
     """A conversation with something of every kind, and one turn from pruning."""
     session = await store.get_or_create(session_id, SUPPORT, {"old": 1}, max_turns=2)
     async with session.turn():
@@ -93,7 +93,7 @@ OPERATIONS: dict[str, Use] = {
 }
 
 
-async def all_of(store: BaseSessionStore, session_id: str) -> dict[str, Any]:
+async def all_of(store: StoreBackend, session_id: str) -> dict[str, Any]:
     """All that an operation on the conversation can have changed, without times."""
     there = await stored(store, session_id)
     if there is not None:
@@ -106,7 +106,7 @@ async def all_of(store: BaseSessionStore, session_id: str) -> dict[str, Any]:
     }
 
 
-async def works(store: BaseSessionStore, session_id: str) -> None:
+async def works(store: StoreBackend, session_id: str) -> None:
     """The conversation takes a turn, a message and a mark, and nobody is left in its line."""
     session = await outside(store.get_or_create(session_id, SUPPORT))
     place = await place_of(store, ticket(session))
@@ -121,7 +121,7 @@ async def works(store: BaseSessionStore, session_id: str) -> None:
     assert store.turns == [], "a row is still beaten"
 
 
-async def sweep(store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment) -> None:
+async def sweep(store: StoreBackend, operation: Use, canceller: Canceller, moment: Moment) -> None:
     """Cancel *operation* at each of its steps, each time in a new conversation."""
     await operation(await sample(store, "done"))
     after = await all_of(store, "done")
@@ -145,7 +145,7 @@ async def sweep(store: BaseSessionStore, operation: Use, canceller: Canceller, m
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
-async def test_all_or_nothing(store: BaseSessionStore, operation: Use, canceller: Canceller, moment: Moment) -> None:
+async def test_all_or_nothing(store: StoreBackend, operation: Use, canceller: Canceller, moment: Moment) -> None:
     """An operation that is cancelled at any step has happened whole or not at all, and the next one works (P2)."""
     await sweep(store, operation, canceller, moment)
 
@@ -171,7 +171,7 @@ async def held(session: SessionContext) -> AsyncIterator[asyncio.Event]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_queued_turn(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_queued_turn(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """A turn that has to wait and is cancelled at any step leaves the line, and the one behind it runs (P2)."""
     for step in range(MOST_STEPS):
         session = await store.get_or_create(f"s{step}", SUPPORT)
@@ -213,7 +213,7 @@ async def test_queued_turn(store: BaseSessionStore, canceller: Canceller, moment
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_failing_turn(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_failing_turn(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """A turn that fails and is cancelled at any step, its ending included, leaves no trace (P2)."""
 
     async def fail(session: SessionContext) -> None:
@@ -227,7 +227,7 @@ async def test_failing_turn(store: BaseSessionStore, canceller: Canceller, momen
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_answer_and_mark_go_together(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_answer_and_mark_go_together(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """However a message's turn was cancelled, the message is processed exactly if its turn is in the history (P4)."""
     for step in range(MOST_STEPS):
         session = await sample(store, f"s{step}")
@@ -243,7 +243,7 @@ async def test_answer_and_mark_go_together(store: BaseSessionStore, canceller: C
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_inner_turn(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_inner_turn(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """A turn inside another conversation's turn, cancelled at any step, leaves both conversations usable."""
     for step in range(MOST_STEPS):
         outer, inner = await sample(store, f"outer{step}"), await sample(store, f"inner{step}")
@@ -266,7 +266,7 @@ async def test_inner_turn(store: BaseSessionStore, canceller: Canceller, moment:
 
 
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_closing(open_store: Callable[..., BaseSessionStore], canceller: Canceller) -> None:
+async def test_closing(open_store: Callable[..., StoreBackend], canceller: Canceller) -> None:
     """A store whose closing was cancelled at any step can be closed again and lets nothing through afterwards."""
     for step in range(MOST_STEPS):
         store = open_store()

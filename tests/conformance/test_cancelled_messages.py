@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import Role, ToolCall
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import tool
 from chatflow.runner import Runner
 from tests.conformance.conversation import outside, texts
@@ -32,7 +32,7 @@ class Engine:
         return EngineReply(tool_calls=[ToolCall(id="c", name="look_up", args={})])
 
 
-def runner_of(store: BaseSessionStore, called: list[str]) -> Runner:
+def runner_of(store: StoreBackend, called: list[str]) -> Runner:
     """A runner whose agent's tool notes its calls."""
 
     @tool
@@ -45,13 +45,13 @@ def runner_of(store: BaseSessionStore, called: list[str]) -> Runner:
     return Runner(Agent(name="Support", tools=[look_up]), store, Engine())
 
 
-async def left(store: BaseSessionStore, session_id: str | None = None) -> dict[str | None, str]:
+async def left(store: StoreBackend, session_id: str | None = None) -> dict[str | None, str]:
     """The states of messages of which a row is left."""
     turns = await store.pending_turns()
     return {turn.message_id: turn.state for turn in turns if session_id in {None, turn.session_id}}
 
 
-async def said(store: BaseSessionStore, session_id: str) -> list[str]:
+async def said(store: StoreBackend, session_id: str) -> list[str]:
     """What the users and the model have said, without calls."""
     items = (await store.messages(session_id)).items
     return [message.text for message in items if message.text and message.role is not Role.TOOL]
@@ -62,7 +62,7 @@ ANSWERED: Final = ["hello", "hello!"]
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_message(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_message(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """A message cancelled at any step is answered or goes on when sent again, and its tool runs once at most."""
     for step in range(MOST_STEPS):
         session_id, called = f"s{step}", list[str]()
@@ -93,7 +93,7 @@ async def test_message(store: BaseSessionStore, canceller: Canceller, moment: Mo
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
 @pytest.mark.parametrize("message_id", [None, "m"])
 async def test_run_that_does_another_message_first(
-    store: BaseSessionStore, message_id: str | None, canceller: Canceller, moment: Moment
+    store: StoreBackend, message_id: str | None, canceller: Canceller, moment: Moment
 ) -> None:
     """A run that is cancelled while it does accepted work first, or at any step before or after, loses none of it."""
     for step in range(MOST_STEPS):
@@ -128,7 +128,7 @@ async def test_run_that_does_another_message_first(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_accepting(store: BaseSessionStore, canceller: Canceller, moment: Moment) -> None:
+async def test_accepting(store: StoreBackend, canceller: Canceller, moment: Moment) -> None:
     """Accepting a message that is cancelled at any step stores it whole or not at all, and can be tried again."""
     for step in range(MOST_STEPS):
         session_id = f"s{step}"
@@ -156,7 +156,7 @@ async def test_accepting(store: BaseSessionStore, canceller: Canceller, moment: 
 
 
 @pytest.mark.parametrize("canceller", CANCELLERS.values(), ids=CANCELLERS.keys())
-async def test_waiting_duplicate(store: BaseSessionStore, canceller: Canceller) -> None:
+async def test_waiting_duplicate(store: StoreBackend, canceller: Canceller) -> None:
     """A delivery that waits for the answer to its message and is cancelled at any step takes nothing from the first."""
     for step in range(MOST_STEPS):
         session = await store.get_or_create(f"s{step}", Agent(name="Support"))
@@ -179,7 +179,7 @@ async def test_waiting_duplicate(store: BaseSessionStore, canceller: Canceller) 
     pytest.fail(f"more than {MOST_STEPS} steps")
 
 
-async def test_ways_to_be_cancelled(store: BaseSessionStore) -> None:
+async def test_ways_to_be_cancelled(store: StoreBackend) -> None:
     """However a run is given up, by a time limit, by wait_for, or with its group, its message goes on later."""
 
     class Silent:
@@ -220,7 +220,7 @@ async def test_ways_to_be_cancelled(store: BaseSessionStore) -> None:
     assert await said(store, "s") == ANSWERED
 
 
-async def test_told_ends_do_not_count(store: BaseSessionStore) -> None:
+async def test_told_ends_do_not_count(store: StoreBackend) -> None:
     """A message whose caller gave up more often than max_attempts is still answered when it is sent again."""
     runner = Runner(Agent(name="Support"), store, Engine(), max_attempts=1)
     for step in range(1, 20):

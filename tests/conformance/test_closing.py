@@ -13,11 +13,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Claim, Commit, Committed, Key, Lost
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreClosedError
@@ -27,7 +27,7 @@ from tests.conformance.conversation import SUPPORT, outside, queued, texts, unti
 
 
 @asynccontextmanager
-async def closing(store: BaseSessionStore, grace: float = 1000) -> AsyncIterator[asyncio.Task[None]]:
+async def closing(store: StoreBackend, grace: float = 1000) -> AsyncIterator[asyncio.Task[None]]:
     """Meanwhile the store is being closed, in another task."""
     task = asyncio.create_task(outside(store.aclose(grace)))
     await until(lambda: store.is_closing)
@@ -55,14 +55,14 @@ class Held:
             await self.session.add_message(user("in time"))
 
 
-async def held(store: BaseSessionStore, session_id: str = "s") -> Held:
+async def held(store: StoreBackend, session_id: str = "s") -> Held:
     """A turn that is open."""
     found = Held(await store.get_or_create(session_id, SUPPORT))
     await found.is_open.wait()
     return found
 
 
-async def test_waits_for_turns(store: BaseSessionStore) -> None:
+async def test_waits_for_turns(store: StoreBackend) -> None:
     """A store is closed only once the turns under way have ended, and they commit."""
     turns = [await held(store, each) for each in ("s", "t")]
     async with closing(store) as task:
@@ -75,13 +75,13 @@ async def test_waits_for_turns(store: BaseSessionStore) -> None:
         await store.get("s")
 
 
-async def test_nothing_under_way(store: BaseSessionStore) -> None:
+async def test_nothing_under_way(store: StoreBackend) -> None:
     """A store without turns under way is closed at once, whatever the grace."""
     await (await store.get_or_create("s", SUPPORT)).add_message(user("hello"))
     await store.aclose(math.inf)
 
 
-async def test_waits_for_turns_of_threads(store: BaseSessionStore) -> None:
+async def test_waits_for_turns_of_threads(store: StoreBackend) -> None:
     """A store waits for turns of other event loops as well."""
     loop, here, end = asyncio.get_running_loop(), asyncio.Event(), anyio.Event()
     theirs: list[asyncio.AbstractEventLoop] = []
@@ -103,7 +103,7 @@ async def test_waits_for_turns_of_threads(store: BaseSessionStore) -> None:
         assert await thread == ["in time"]
 
 
-async def test_cancels_after_grace(store: BaseSessionStore) -> None:
+async def test_cancels_after_grace(store: StoreBackend) -> None:
     """A turn that has not ended in time is cancelled, and leaves no trace."""
     turn = await held(store)
     await store.aclose(0)
@@ -112,7 +112,7 @@ async def test_cancels_after_grace(store: BaseSessionStore) -> None:
     assert turn.session.history == []
 
 
-async def test_cancels_turns_of_threads(store: BaseSessionStore) -> None:
+async def test_cancels_turns_of_threads(store: StoreBackend) -> None:
     """A turn of another event loop that has not ended in time is cancelled as well."""
     loop, here = asyncio.get_running_loop(), asyncio.Event()
 
@@ -132,7 +132,7 @@ async def test_cancels_turns_of_threads(store: BaseSessionStore) -> None:
     assert await thread == "cancelled"
 
 
-async def test_one_that_ignores_it(store: BaseSessionStore) -> None:
+async def test_one_that_ignores_it(store: StoreBackend) -> None:
     """A turn that does not end when it is cancelled is left alone: the store is closed, and its commit fails."""
     is_open, end = asyncio.Event(), asyncio.Event()
     session = await store.get_or_create("s", SUPPORT)
@@ -153,7 +153,7 @@ async def test_one_that_ignores_it(store: BaseSessionStore) -> None:
         await task
 
 
-async def test_queued_turns(store: BaseSessionStore) -> None:
+async def test_queued_turns(store: StoreBackend) -> None:
     """Turns that wait for their places are refused at once, and the one they wait for may end."""
     turn = await held(store)
     waiting = [asyncio.create_task(outside(turn.session.add_message(user("waits")))) for _ in range(3)]
@@ -168,7 +168,7 @@ async def test_queued_turns(store: BaseSessionStore) -> None:
     assert texts(turn.session.history) == ["in time"]
 
 
-async def test_waiting_duplicates(store: BaseSessionStore) -> None:
+async def test_waiting_duplicates(store: StoreBackend) -> None:
     """A delivery that waits for the answer to its message has it if it comes in time, and no turn of its own."""
     asked, answer = asyncio.Event(), asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_waiting_duplicates(store: BaseSessionStore) -> None:
         assert (await first).content == "yes"
 
 
-async def test_new_turns(store: BaseSessionStore) -> None:
+async def test_new_turns(store: StoreBackend) -> None:
     """While a store is being closed no turn begins, of no conversation."""
     turn = await held(store)
     other = await store.get_or_create("t", SUPPORT)
@@ -204,7 +204,7 @@ async def test_new_turns(store: BaseSessionStore) -> None:
         turn.end.set()
 
 
-async def test_turn_that_begins_just_then(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_that_begins_just_then(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that is given its place in the moment in which the store begins to close is refused, and leaves it."""
     session = await store.get_or_create("s", SUPPORT)
     placed, go_on = asyncio.Event(), asyncio.Event()
@@ -228,7 +228,7 @@ async def test_turn_that_begins_just_then(store: BaseSessionStore, monkeypatch: 
         turn.end.set()
 
 
-async def test_turns_inside_a_turn(store: BaseSessionStore) -> None:
+async def test_turns_inside_a_turn(store: StoreBackend) -> None:
     """What a turn under way needs for its own end may still begin: a turn of another conversation inside it."""
     session, other = await store.get_or_create("s", SUPPORT), await store.get_or_create("t", SUPPORT)
     is_open, go_on = asyncio.Event(), asyncio.Event()
@@ -248,7 +248,7 @@ async def test_turns_inside_a_turn(store: BaseSessionStore) -> None:
     assert (texts(session.history), texts(other.history)) == (["around"], ["inside"])
 
 
-async def test_queued_inside_a_turn(store: BaseSessionStore) -> None:
+async def test_queued_inside_a_turn(store: StoreBackend) -> None:
     """A turn that waits inside one under way goes on waiting, and has its place."""
     turn = await held(store, "t")
     session = await store.get_or_create("s", SUPPORT)
@@ -265,7 +265,7 @@ async def test_queued_inside_a_turn(store: BaseSessionStore) -> None:
     assert texts(turn.session.history) == ["in time", "inside"]
 
 
-async def test_inside_a_turn_of_another_store(store: BaseSessionStore, open_store: OpenStore) -> None:
+async def test_inside_a_turn_of_another_store(store: StoreBackend, open_store: OpenStore) -> None:
     """A turn inside one of another store is none that this store's turns under way need, and is refused."""
     turn = await held(store)
     around = await open_store().get_or_create("around", SUPPORT)
@@ -278,7 +278,7 @@ async def test_inside_a_turn_of_another_store(store: BaseSessionStore, open_stor
 
 
 @pytest.mark.parametrize("where", ["itself", "a child"])
-async def test_inside_its_own_turn(where: str, store: BaseSessionStore) -> None:
+async def test_inside_its_own_turn(where: str, store: StoreBackend) -> None:
     """Closing inside a turn does not wait for that turn, which can't commit any more."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(StoreClosedError):  # noqa: PT012  # the turn fails at its end
@@ -291,7 +291,7 @@ async def test_inside_its_own_turn(where: str, store: BaseSessionStore) -> None:
     assert session.history == []
 
 
-async def test_in_the_task_of_an_open_turn(store: BaseSessionStore) -> None:
+async def test_in_the_task_of_an_open_turn(store: StoreBackend) -> None:
     """Closing in the task that opened a turn does not wait for it, though the code is no member of the turn."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session)
@@ -313,7 +313,7 @@ async def test_in_the_task_of_an_open_turn(store: BaseSessionStore) -> None:
     await turn.drop()
 
 
-async def test_cancelled(store: BaseSessionStore) -> None:
+async def test_cancelled(store: StoreBackend) -> None:
     """A cancellation of whoever closes ends the wait and not the closing: the store is closed when it comes through."""
     turn = await held(store)
     async with closing(store) as task:
@@ -327,7 +327,7 @@ async def test_cancelled(store: BaseSessionStore) -> None:
         await turn.task
 
 
-async def test_cancelled_by_a_time_limit(store: BaseSessionStore) -> None:
+async def test_cancelled_by_a_time_limit(store: StoreBackend) -> None:
     """A store whose closing takes longer than its caller waits is closed all the same."""
     turn = await held(store)
     with anyio.move_on_after(0.01) as limit:
@@ -341,7 +341,7 @@ async def test_cancelled_by_a_time_limit(store: BaseSessionStore) -> None:
 
 async def test_end_of_a_block_that_was_cancelled(open_store: OpenStore) -> None:
     """A store whose block is left by a cancellation is closed, and the turn in it leaves no trace."""
-    stores: list[BaseSessionStore] = []
+    stores: list[StoreBackend] = []
     is_open = asyncio.Event()
 
     async def use() -> None:
@@ -361,7 +361,7 @@ async def test_end_of_a_block_that_was_cancelled(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("grace", [0, 1000])
-async def test_commit_under_way(grace: float, store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_under_way(grace: float, store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that has ended and whose commit is on its way to the storage is waited for, past the grace too."""
     arrived, go_on = asyncio.Event(), asyncio.Event()
     commit_turn = store.commit_turn
@@ -384,7 +384,7 @@ async def test_commit_under_way(grace: float, store: BaseSessionStore, monkeypat
     assert texts(session.history) == ["hello"]
 
 
-async def test_turn_of_a_loop_that_is_gone(store: BaseSessionStore) -> None:
+async def test_turn_of_a_loop_that_is_gone(store: StoreBackend) -> None:
     """A turn that was left open in an event loop that has ended is not waited for."""
 
     async def leave_open() -> Turn:
@@ -398,7 +398,7 @@ async def test_turn_of_a_loop_that_is_gone(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("grace", [None, "10", True, 1j])
-async def test_grace_of_a_wrong_type(grace: Any, store: BaseSessionStore) -> None:
+async def test_grace_of_a_wrong_type(grace: Any, store: StoreBackend) -> None:
     """A grace that is no number is refused, and the store stays open."""
     with pytest.raises(TypeError, match="grace must be a number of seconds"):
         await store.aclose(grace)
@@ -407,7 +407,7 @@ async def test_grace_of_a_wrong_type(grace: Any, store: BaseSessionStore) -> Non
 
 
 @pytest.mark.parametrize("grace", [-1, -math.inf, math.nan])
-async def test_grace_that_makes_no_sense(grace: float, store: BaseSessionStore) -> None:
+async def test_grace_that_makes_no_sense(grace: float, store: StoreBackend) -> None:
     """A grace below 0 is refused, and the store stays open."""
     with pytest.raises(ValueError, match="grace must be at least 0"):
         await store.aclose(grace)
@@ -429,7 +429,7 @@ class Silent:
         raise AssertionError
 
 
-async def close_under_a_message(store: BaseSessionStore) -> None:
+async def close_under_a_message(store: StoreBackend) -> None:
     """Have a message under way when the store is closed, and its caller told of it."""
     engine = Silent()
     running = asyncio.create_task(outside(Runner(SUPPORT, store, engine).run_async("s", "hello", message_id="m")))
@@ -439,7 +439,7 @@ async def close_under_a_message(store: BaseSessionStore) -> None:
     assert running.cancelled()
 
 
-async def test_message_goes_on_elsewhere(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_message_goes_on_elsewhere(store: StoreBackend, second: StoreBackend) -> None:
     """A message whose store was closed under it is not forgotten, and goes on in another store on the same data."""
     await second.get("s")
     await close_under_a_message(store)
@@ -449,7 +449,7 @@ async def test_message_goes_on_elsewhere(store: BaseSessionStore, second: BaseSe
     assert answer.content == "later"
 
 
-async def test_message_goes_on_after_a_restart(store: BaseSessionStore, restart: Restart) -> None:
+async def test_message_goes_on_after_a_restart(store: StoreBackend, restart: Restart) -> None:
     """A message whose store was closed under it goes on after a restart."""
     await close_under_a_message(store)
     after = await restart(store)
@@ -457,7 +457,7 @@ async def test_message_goes_on_after_a_restart(store: BaseSessionStore, restart:
     assert (left.message_id, left.state) == ("m", "told")
 
 
-async def test_row_of_one_that_ignores_it(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_row_of_one_that_ignores_it(store: StoreBackend, second: StoreBackend) -> None:
     """What a closed store still has in hand is free at once for another store on the same data, and not forgotten."""
     session = await store.get_or_create("s", SUPPORT)
     await second.get("s")
@@ -476,7 +476,7 @@ async def test_row_of_one_that_ignores_it(store: BaseSessionStore, second: BaseS
     await bare.drop()
 
 
-async def test_accepted_message(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_accepted_message(store: StoreBackend, second: StoreBackend) -> None:
     """An accepted message that is being done when the store is closed waits for the next who works."""
     engine = Silent()
     await second.get("s")

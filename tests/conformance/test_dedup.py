@@ -9,10 +9,10 @@ from itertools import count
 import anyio
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse, Handoff
 from chatflow.core.records import Answered, Claim
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import MessageInProgressError, MessageMismatchError, SessionDeletedError
 from tests.conformance.conftest import Clock, OpenStore, Restart
@@ -52,19 +52,19 @@ async def answer(session: SessionContext, message_id: str, text: str = "hello") 
 # --- marks ---
 
 
-async def test_unknown_id(store: BaseSessionStore) -> None:
+async def test_unknown_id(store: StoreBackend) -> None:
     """An id that nobody marked is not processed."""
     assert not await store.is_message_processed("m")
 
 
-async def test_mark(store: BaseSessionStore) -> None:
+async def test_mark(store: StoreBackend) -> None:
     """Marking gives True once, and the id is processed from then on."""
     assert await store.mark_message_processed("m") is True
     assert await store.is_message_processed("m") is True
     assert await store.mark_message_processed("m") is False
 
 
-async def test_one_winner_of_eight(store: BaseSessionStore) -> None:
+async def test_one_winner_of_eight(store: StoreBackend) -> None:
     """Of eight tasks that mark the same id at once, exactly one is told True, for each of a hundred ids (P4)."""
     won: list[str] = []
 
@@ -80,7 +80,7 @@ async def test_one_winner_of_eight(store: BaseSessionStore) -> None:
     assert sorted(won) == sorted(ids)
 
 
-async def test_mark_is_durable(store: BaseSessionStore, restart: Restart) -> None:
+async def test_mark_is_durable(store: StoreBackend, restart: Restart) -> None:
     """A mark is still known after a restart, in its scope and in no other."""
     await store.mark_message_processed("m", session_id="s")
     store = await restart(store)
@@ -88,13 +88,13 @@ async def test_mark_is_durable(store: BaseSessionStore, restart: Restart) -> Non
     assert not await store.is_message_processed("m")
 
 
-async def test_mark_is_seen_by_others(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_mark_is_seen_by_others(store: StoreBackend, second: StoreBackend) -> None:
     """A mark is known to another store on the same data."""
     await store.mark_message_processed("m")
     assert await second.mark_message_processed("m") is False
 
 
-async def test_scopes(store: BaseSessionStore) -> None:
+async def test_scopes(store: StoreBackend) -> None:
     """The same id in another conversation, and one without a conversation, are different ids."""
     assert await store.mark_message_processed("m", session_id="s")
     assert not await store.is_message_processed("m", session_id="t")
@@ -104,14 +104,14 @@ async def test_scopes(store: BaseSessionStore) -> None:
     assert not await store.mark_message_processed("m", session_id="s")
 
 
-async def test_mark_needs_no_conversation(store: BaseSessionStore) -> None:
+async def test_mark_needs_no_conversation(store: StoreBackend) -> None:
     """An id can be marked for a conversation that does not exist, which doesn't create it."""
     assert await store.mark_message_processed("m", session_id="s")
     assert await store.get("s") is None
 
 
 @pytest.mark.parametrize("message_id", ["'; --", "../m", "a\x00b", "x" * 10_000, "señal-日本"], ids=ascii)
-async def test_any_text_is_a_message_id(store: BaseSessionStore, message_id: str) -> None:
+async def test_any_text_is_a_message_id(store: StoreBackend, message_id: str) -> None:
     """A message id is data, whatever characters it has."""
     assert await store.mark_message_processed(message_id)
     assert await store.is_message_processed(message_id)
@@ -121,7 +121,7 @@ async def test_any_text_is_a_message_id(store: BaseSessionStore, message_id: str
 # --- time ---
 
 
-async def test_forgotten_after_ttl(store: BaseSessionStore, clock: Clock) -> None:
+async def test_forgotten_after_ttl(store: StoreBackend, clock: Clock) -> None:
     """An id is remembered for 192 hours and then can be marked anew."""
     await store.mark_message_processed("m")
     clock.passes(hours=192)
@@ -144,7 +144,7 @@ async def test_own_ttl(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -
     assert not await store.is_message_processed("m")
 
 
-async def test_marking_again_keeps_the_time(store: BaseSessionStore, clock: Clock) -> None:
+async def test_marking_again_keeps_the_time(store: StoreBackend, clock: Clock) -> None:
     """A second mark does not make an id be remembered for longer."""
     await store.mark_message_processed("m")
     clock.passes(hours=100)
@@ -153,7 +153,7 @@ async def test_marking_again_keeps_the_time(store: BaseSessionStore, clock: Cloc
     assert not await store.is_message_processed("m")
 
 
-async def test_purge(store: BaseSessionStore, clock: Clock) -> None:
+async def test_purge(store: StoreBackend, clock: Clock) -> None:
     """A purge forgets the expired ids, however many they are, says how many, and keeps the others."""
     for number in range(1_203):
         await store.mark_message_processed(f"old{number}")
@@ -166,7 +166,7 @@ async def test_purge(store: BaseSessionStore, clock: Clock) -> None:
     assert not await store.is_message_processed("old7")
 
 
-async def test_purge_slice(store: BaseSessionStore, clock: Clock) -> None:
+async def test_purge_slice(store: StoreBackend, clock: Clock) -> None:
     """One operation of a purge removes no more ids than it was asked for."""
     for number in range(25):
         await store.mark_message_processed(str(number))
@@ -174,7 +174,7 @@ async def test_purge_slice(store: BaseSessionStore, clock: Clock) -> None:
     assert [await store.purge_processed(10) for _ in range(4)] == [10, 10, 5, 0]
 
 
-async def test_backlog_shrinks_by_itself(store: BaseSessionStore, clock: Clock) -> None:
+async def test_backlog_shrinks_by_itself(store: StoreBackend, clock: Clock) -> None:
     """Each mark forgets a few expired ids, so that a store in use needs no purge."""
     for number in range(20):
         await store.mark_message_processed(f"old{number}")
@@ -187,7 +187,7 @@ async def test_backlog_shrinks_by_itself(store: BaseSessionStore, clock: Clock) 
 # --- claims ---
 
 
-async def test_claim_is_answered_once(store: BaseSessionStore) -> None:
+async def test_claim_is_answered_once(store: StoreBackend) -> None:
     """A message's second turn is not taken; it gets the stored response, equal in every field."""
     session = await store.get_or_create("s", SUPPORT)
     assert await answer(session, "m") is None
@@ -198,7 +198,7 @@ async def test_claim_is_answered_once(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello"]
 
 
-async def test_response_survives(store: BaseSessionStore, restart: Restart) -> None:
+async def test_response_survives(store: StoreBackend, restart: Restart) -> None:
     """A stored response is equal after a restart."""
     await answer(await store.get_or_create("s", SUPPORT), "m")
     store = await restart(store)
@@ -207,7 +207,7 @@ async def test_response_survives(store: BaseSessionStore, restart: Restart) -> N
     assert answered.response == RESPONSE
 
 
-async def test_claim_of_eight_tasks(store: BaseSessionStore) -> None:
+async def test_claim_of_eight_tasks(store: StoreBackend) -> None:
     """Of eight deliveries of one message at once, one takes a turn and seven get its answer (P4)."""
     session = await store.get_or_create("s", SUPPORT)
     found: list[Answered | None] = []
@@ -222,7 +222,7 @@ async def test_claim_of_eight_tasks(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello"]
 
 
-async def test_claim_of_two_stores(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_claim_of_two_stores(store: StoreBackend, second: StoreBackend) -> None:
     """Of deliveries through two stores on the same data, one takes a turn and the others get its answer."""
     sessions = [await each.get_or_create("s", SUPPORT) for each in (store, second)]
     found: list[Answered | None] = []
@@ -237,7 +237,7 @@ async def test_claim_of_two_stores(store: BaseSessionStore, second: BaseSessionS
     assert texts((await store.messages("s")).items) == ["hello"]
 
 
-async def test_claim_is_processed_once_committed(store: BaseSessionStore) -> None:
+async def test_claim_is_processed_once_committed(store: StoreBackend) -> None:
     """A message is processed, in its conversation's scope, when its turn has committed and not before."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -249,13 +249,13 @@ async def test_claim_is_processed_once_committed(store: BaseSessionStore) -> Non
     assert not await store.mark_message_processed("m", session_id="s")
 
 
-async def test_claims_in_two_conversations(store: BaseSessionStore) -> None:
+async def test_claims_in_two_conversations(store: StoreBackend) -> None:
     """The same id in two conversations is two messages."""
     for session_id in ("s", "t"):
         assert await answer(await store.get_or_create(session_id, SUPPORT), "m") is None
 
 
-async def test_mark_without_conversation_is_no_claim(store: BaseSessionStore) -> None:
+async def test_mark_without_conversation_is_no_claim(store: StoreBackend) -> None:
     """Who marks an id without a conversation and then takes a turn for it is not turned away."""
     session = await store.get_or_create("s", SUPPORT)
     assert await store.mark_message_processed("m")
@@ -263,7 +263,7 @@ async def test_mark_without_conversation_is_no_claim(store: BaseSessionStore) ->
     assert await store.mark_message_processed("m") is False
 
 
-async def test_mark_by_hand_turns_away(store: BaseSessionStore) -> None:
+async def test_mark_by_hand_turns_away(store: StoreBackend) -> None:
     """An id that was marked by hand for the conversation takes no turn and has no stored response."""
     session = await store.get_or_create("s", SUPPORT)
     await store.mark_message_processed("m", session_id="s")
@@ -271,7 +271,7 @@ async def test_mark_by_hand_turns_away(store: BaseSessionStore) -> None:
     assert session.history == []
 
 
-async def test_other_text(store: BaseSessionStore) -> None:
+async def test_other_text(store: StoreBackend) -> None:
     """The id of an answered message with another text is refused, and nothing runs."""
     session = await store.get_or_create("s", SUPPORT)
     await answer(session, "m")
@@ -281,7 +281,7 @@ async def test_other_text(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello"]
 
 
-async def test_other_text_under_way(store: BaseSessionStore) -> None:
+async def test_other_text_under_way(store: StoreBackend) -> None:
     """The id of a message under way with another text is refused at once."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -291,7 +291,7 @@ async def test_other_text_under_way(store: BaseSessionStore) -> None:
     await turn.drop()
 
 
-async def test_under_way_and_not_waiting(store: BaseSessionStore) -> None:
+async def test_under_way_and_not_waiting(store: StoreBackend) -> None:
     """A duplicate that does not want to wait is told that the message is being answered."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -302,7 +302,7 @@ async def test_under_way_and_not_waiting(store: BaseSessionStore) -> None:
     await turn.drop()
 
 
-async def test_duplicate_takes_no_place(store: BaseSessionStore) -> None:
+async def test_duplicate_takes_no_place(store: StoreBackend) -> None:
     """A duplicate does not stand in the line: the turn queued after it runs directly after the first."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -318,7 +318,7 @@ async def test_duplicate_takes_no_place(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["behind"]
 
 
-async def test_failed_turn_can_be_tried_again(store: BaseSessionStore) -> None:
+async def test_failed_turn_can_be_tried_again(store: StoreBackend) -> None:
     """A message whose turn failed is not processed and takes a turn when it is sent again (P5)."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -330,7 +330,7 @@ async def test_failed_turn_can_be_tried_again(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello"]
 
 
-async def test_waiting_duplicate_of_failed_turn(store: BaseSessionStore) -> None:
+async def test_waiting_duplicate_of_failed_turn(store: StoreBackend) -> None:
     """When a message's turn fails, one of the duplicates that wait for it takes the turn, the others get its answer."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -343,7 +343,7 @@ async def test_waiting_duplicate_of_failed_turn(store: BaseSessionStore) -> None
     assert texts(session.history) == ["hello"]
 
 
-async def test_cancelled_duplicate(store: BaseSessionStore) -> None:
+async def test_cancelled_duplicate(store: StoreBackend) -> None:
     """A duplicate that is cancelled while it waits changes nothing for the first."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -357,7 +357,7 @@ async def test_cancelled_duplicate(store: BaseSessionStore) -> None:
     assert await store.is_message_processed("m", session_id="s")
 
 
-async def test_claim_expires(store: BaseSessionStore, clock: Clock) -> None:
+async def test_claim_expires(store: StoreBackend, clock: Clock) -> None:
     """A message can be answered anew once its id is forgotten."""
     session = await store.get_or_create("s", SUPPORT)
     await answer(session, "m")
@@ -366,7 +366,7 @@ async def test_claim_expires(store: BaseSessionStore, clock: Clock) -> None:
     assert texts(session.history) == ["hello", "hello"]
 
 
-async def test_empty_turn_marks_its_claim(store: BaseSessionStore) -> None:
+async def test_empty_turn_marks_its_claim(store: StoreBackend) -> None:
     """A turn with a claim that changes nothing marks its message all the same."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -377,7 +377,7 @@ async def test_empty_turn_marks_its_claim(store: BaseSessionStore) -> None:
 
 # --- deleting ---
 
-DELETE: dict[str, Callable[[BaseSessionStore], Awaitable[object]]] = {
+DELETE: dict[str, Callable[[StoreBackend], Awaitable[object]]] = {
     "delete": lambda store: store.delete("s"),
     "clear": lambda store: store.clear(),
 }
@@ -385,7 +385,7 @@ DELETE: dict[str, Callable[[BaseSessionStore], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 async def test_answered_id_outlasts_conversation(
-    store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
+    store: StoreBackend, delete: Callable[[StoreBackend], Awaitable[object]]
 ) -> None:
     """Delete and clear remove stored answers and keep the ids: a duplicate still takes no turn (P7)."""
     await answer(await store.get_or_create("s", SUPPORT), "m")
@@ -400,7 +400,7 @@ async def test_answered_id_outlasts_conversation(
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 async def test_unfinished_id_goes_with_conversation(
-    store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
+    store: StoreBackend, delete: Callable[[StoreBackend], Awaitable[object]]
 ) -> None:
     """Delete and clear forget the ids of turns that had not finished."""
     session = await store.get_or_create("s", SUPPORT)
@@ -415,7 +415,7 @@ async def test_unfinished_id_goes_with_conversation(
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 async def test_marks_outlast_conversations(
-    store: BaseSessionStore, delete: Callable[[BaseSessionStore], Awaitable[object]]
+    store: StoreBackend, delete: Callable[[StoreBackend], Awaitable[object]]
 ) -> None:
     """Delete and clear keep marks, with and without a conversation."""
     await store.get_or_create("s", SUPPORT)
@@ -426,7 +426,7 @@ async def test_marks_outlast_conversations(
     assert await store.is_message_processed("m", session_id="s")
 
 
-async def test_waiting_duplicate_of_deleted(store: BaseSessionStore) -> None:
+async def test_waiting_duplicate_of_deleted(store: StoreBackend) -> None:
     """A duplicate that waits when the conversation is deleted is told so."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, claim=claim("m"))
@@ -440,7 +440,7 @@ async def test_waiting_duplicate_of_deleted(store: BaseSessionStore) -> None:
         await turn.commit()
 
 
-async def test_delete_after_purge(store: BaseSessionStore, clock: Clock) -> None:
+async def test_delete_after_purge(store: StoreBackend, clock: Clock) -> None:
     """A conversation some of whose answered ids have been purged is deleted with the answers that are left."""
     session = await store.get_or_create("s", SUPPORT)
     await answer(session, "old")
@@ -453,7 +453,7 @@ async def test_delete_after_purge(store: BaseSessionStore, clock: Clock) -> None
     assert await answer(new, "old") is None
 
 
-async def test_delete_after_answer_expired_at_once(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_delete_after_answer_expired_at_once(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation can be deleted whose answered id expired, and was purged, while its turn was committed."""
     session = await store.get_or_create("s", SUPPORT)
     hours = count(step=200)

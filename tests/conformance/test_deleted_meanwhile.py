@@ -10,11 +10,11 @@ import attrs
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import ToolCall
 from chatflow.core.records import Claim
 from chatflow.core.session import AgentSession
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import ToolContext, tool
 from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
@@ -23,7 +23,7 @@ from chatflow.runner import Runner
 from tests.conformance.conversation import SUPPORT, outside, queued, stored, texts, user
 from tests.conformance.places import leave, place_of, ticket
 
-Deletion = Callable[[BaseSessionStore], Awaitable[object]]
+Deletion = Callable[[StoreBackend], Awaitable[object]]
 DELETE: Final[dict[str, Deletion]] = {
     "delete": lambda store: store.delete("s"),
     "clear": lambda store: store.clear(),
@@ -40,7 +40,7 @@ def seen_long_ago(session: AgentSession) -> None:
     turn._seen_at = 0
 
 
-async def has_nothing(store: BaseSessionStore) -> None:
+async def has_nothing(store: StoreBackend) -> None:
     """The id used anew at once has nothing of the deleted conversation, and works."""
     assert await outside(store.get("s")) is None
     assert await store.pending_turns() == ()
@@ -84,7 +84,7 @@ class Talk:
 
 @by_all_ways
 @pytest.mark.parametrize("message_id", [None, "m"])
-async def test_inside_a_tool(store: BaseSessionStore, message_id: str | None, delete: Deletion) -> None:
+async def test_inside_a_tool(store: StoreBackend, message_id: str | None, delete: Deletion) -> None:
     """A tool of a deleted conversation is told at its next touch, no model is asked any more, and the run ends so."""
 
     async def happens(context: ToolContext) -> None:
@@ -114,7 +114,7 @@ async def outside_of_turn(operation: Any) -> None:
 
 
 @by_all_ways
-async def test_after_a_tool(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_after_a_tool(store: StoreBackend, delete: Deletion) -> None:
     """A run whose conversation is deleted in a tool that does not touch it asks no model any more."""
 
     async def happens(context: ToolContext) -> None:
@@ -129,7 +129,7 @@ async def test_after_a_tool(store: BaseSessionStore, delete: Deletion) -> None:
 
 
 @by_all_ways
-async def test_used_anew_inside_the_turn(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_used_anew_inside_the_turn(store: StoreBackend, delete: Deletion) -> None:
     """A turn of a deleted conversation changes nothing of the one that has its id by then, whatever it does."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
@@ -155,7 +155,7 @@ async def test_used_anew_inside_the_turn(store: BaseSessionStore, delete: Deleti
 
 
 @by_all_ways
-async def test_checkpoint_of_a_deleted_conversation(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_checkpoint_of_a_deleted_conversation(store: StoreBackend, delete: Deletion) -> None:
     """A checkpoint of a deleted conversation brings nothing back, also where the id was used anew."""
     session = await store.get_or_create("s", SUPPORT)
     await session.add_message(user("old"))
@@ -171,7 +171,7 @@ async def test_checkpoint_of_a_deleted_conversation(store: BaseSessionStore, del
 
 
 @by_all_ways
-async def test_queued_runs(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_queued_runs(store: StoreBackend, delete: Deletion) -> None:
     """Runs that wait for their places when their conversation is deleted are told so, with message ids or without."""
     session = await store.get_or_create("s", SUPPORT)
     place = await place_of(store, ticket(session))
@@ -190,7 +190,7 @@ async def test_queued_runs(store: BaseSessionStore, delete: Deletion) -> None:
 
 
 @by_all_ways
-async def test_waiting_duplicate(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_waiting_duplicate(store: StoreBackend, delete: Deletion) -> None:
     """A delivery that waits for the answer to its message is told when the conversation is deleted."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, "m"))
@@ -205,7 +205,7 @@ async def test_waiting_duplicate(store: BaseSessionStore, delete: Deletion) -> N
 
 
 @by_all_ways
-async def test_unfinished_messages(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_unfinished_messages(store: StoreBackend, delete: Deletion) -> None:
     """Accepted, told and interrupted messages go with their conversation, and their ids can be used anew."""
     runner = Runner(SUPPORT, store, ScriptedEngine([RuntimeError("no"), "new"]))
     with pytest.raises(RuntimeError):
@@ -219,7 +219,7 @@ async def test_unfinished_messages(store: BaseSessionStore, delete: Deletion) ->
 
 
 @by_all_ways
-async def test_working(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_working(store: StoreBackend, delete: Deletion) -> None:
     """An accepted message whose conversation is deleted while it is done is dropped, and the worker goes on."""
     answered: list[str] = []
     heard, deleted = asyncio.Event(), asyncio.Event()
@@ -245,7 +245,7 @@ async def test_working(store: BaseSessionStore, delete: Deletion) -> None:
     assert await store.get("s") is None
 
 
-async def test_commit_of_a_deleted_message(store: BaseSessionStore) -> None:
+async def test_commit_of_a_deleted_message(store: StoreBackend) -> None:
     """A message whose conversation is deleted elsewhere just before its commit is not answered, and may run again."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, Claim("m", "hello"), "Support")

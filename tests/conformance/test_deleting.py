@@ -12,17 +12,17 @@ import anyio.lowlevel
 import pytest
 
 from chatflow.core import turn
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import Message
 from chatflow.core.records import Lost, NewSession
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import EMPTY
 from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError
 from tests.conformance.conftest import Restart
 from tests.conformance.conversation import BILLING, SUPPORT, call, outside, queued, result, say, stored, texts, user
 from tests.conformance.places import ticket
 
-Deletion = Callable[[BaseSessionStore], Awaitable[object]]
+Deletion = Callable[[StoreBackend], Awaitable[object]]
 DELETE: dict[str, Deletion] = {"delete": lambda store: store.delete("s"), "clear": lambda store: store.clear()}
 
 NEW = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None)
@@ -37,7 +37,7 @@ USES: dict[str, Callable[[SessionContext], Coroutine[Any, Any, object]]] = {
 }
 
 
-async def test_delete(store: BaseSessionStore) -> None:
+async def test_delete(store: StoreBackend) -> None:
     """Delete says whether there was a conversation, and it is gone."""
     await say(await store.get_or_create("s", SUPPORT), "hello")
     assert await store.delete("s") is True
@@ -46,7 +46,7 @@ async def test_delete(store: BaseSessionStore) -> None:
     assert await store.delete("s") is False
 
 
-async def test_delete_leaves_others(store: BaseSessionStore) -> None:
+async def test_delete_leaves_others(store: StoreBackend) -> None:
     """Delete removes nothing of other conversations."""
     for session_id in ("s", "t"):
         await say(await store.get_or_create(session_id, SUPPORT), "hello")
@@ -55,7 +55,7 @@ async def test_delete_leaves_others(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
-async def test_deletion_survives(store: BaseSessionStore, restart: Restart, delete: Deletion) -> None:
+async def test_deletion_survives(store: StoreBackend, restart: Restart, delete: Deletion) -> None:
     """A conversation that was deleted is still gone after a restart."""
     await say(await store.get_or_create("s", SUPPORT), "hello")
     await delete(store)
@@ -65,7 +65,7 @@ async def test_deletion_survives(store: BaseSessionStore, restart: Restart, dele
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 async def test_session_of_deleted(
-    store: BaseSessionStore, delete: Deletion, use: Callable[[SessionContext], Coroutine[Any, Any, object]]
+    store: StoreBackend, delete: Deletion, use: Callable[[SessionContext], Coroutine[Any, Any, object]]
 ) -> None:
     """Every awaited method of a session whose conversation was deleted says so, and brings nothing back (P7)."""
     session = await store.get_or_create("s", SUPPORT)
@@ -84,7 +84,7 @@ async def test_session_of_deleted(
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
 async def test_deleted_during_turn(
-    store: BaseSessionStore, delete: Deletion, use: Callable[[SessionContext], Coroutine[Any, Any, object]]
+    store: StoreBackend, delete: Deletion, use: Callable[[SessionContext], Coroutine[Any, Any, object]]
 ) -> None:
     """Inside a turn whose conversation is deleted every awaited method says so, and so does the turn's end (P7)."""
     session = await store.get_or_create("s", SUPPORT)
@@ -97,7 +97,7 @@ async def test_deleted_during_turn(
     assert await store.get("s") is None
 
 
-async def test_deleted_by_other_store_during_turn(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_deleted_by_other_store_during_turn(store: StoreBackend, second: StoreBackend) -> None:
     """A turn whose conversation another store deletes can't commit, and brings nothing back."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
@@ -110,8 +110,8 @@ async def test_deleted_by_other_store_during_turn(store: BaseSessionStore, secon
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 async def test_deleted_by_other_store(
-    store: BaseSessionStore,
-    second: BaseSessionStore,
+    store: StoreBackend,
+    second: StoreBackend,
     use: Callable[[SessionContext], Coroutine[Any, Any, object]],
 ) -> None:
     """A session whose conversation another store has deleted says so, also when the id has been used anew."""
@@ -127,7 +127,7 @@ async def test_deleted_by_other_store(
     assert texts(again.history) == ["new"]
 
 
-async def test_failing_turn_of_deleted(store: BaseSessionStore) -> None:
+async def test_failing_turn_of_deleted(store: StoreBackend) -> None:
     """A turn that fails after its conversation was deleted ends with its own exception."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the turn fails at its end
@@ -137,7 +137,7 @@ async def test_failing_turn_of_deleted(store: BaseSessionStore) -> None:
     assert await store.get("s") is None
 
 
-async def test_empty_turn_of_deleted(store: BaseSessionStore) -> None:
+async def test_empty_turn_of_deleted(store: StoreBackend) -> None:
     """A turn that changes nothing says at its end that its conversation was deleted."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionDeletedError):  # the turn fails at its end
@@ -145,7 +145,7 @@ async def test_empty_turn_of_deleted(store: BaseSessionStore) -> None:
             await store.delete("s")
 
 
-async def test_delete_waits_for_no_turn(store: BaseSessionStore) -> None:
+async def test_delete_waits_for_no_turn(store: StoreBackend) -> None:
     """Delete returns while a turn of the conversation is open, inside the turn and outside."""
     session = await store.get_or_create("s", SUPPORT)
     with suppress(SessionDeletedError):
@@ -154,7 +154,7 @@ async def test_delete_waits_for_no_turn(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
-async def test_queued_turns_of_deleted(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_queued_turns_of_deleted(store: StoreBackend, delete: Deletion) -> None:
     """Turns that wait when their conversation is deleted are told so."""
     session = await store.get_or_create("s", SUPPORT)
     waiting: list[asyncio.Task[None]] = []
@@ -170,7 +170,7 @@ async def test_queued_turns_of_deleted(store: BaseSessionStore, delete: Deletion
 
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
-async def test_id_used_anew(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_id_used_anew(store: StoreBackend, delete: Deletion) -> None:
     """A conversation created under a deleted one's id has nothing of the old (P7)."""
     session = await store.get_or_create("s", SUPPORT, {"old": 1}, max_turns=3)
     async with session.turn():
@@ -195,7 +195,7 @@ async def test_id_used_anew(store: BaseSessionStore, delete: Deletion) -> None:
 
 
 @pytest.mark.parametrize("delete", DELETE.values(), ids=DELETE.keys())
-async def test_old_turn_and_id_used_anew(store: BaseSessionStore, delete: Deletion) -> None:
+async def test_old_turn_and_id_used_anew(store: StoreBackend, delete: Deletion) -> None:
     """A turn of a deleted conversation can't commit into one created anew under its id (P7)."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionDeletedError):  # noqa: PT012  # the turn fails at its end
@@ -208,7 +208,7 @@ async def test_old_turn_and_id_used_anew(store: BaseSessionStore, delete: Deleti
     assert (await store.get("s")) is new
 
 
-async def test_old_session_and_id_used_anew(store: BaseSessionStore) -> None:
+async def test_old_session_and_id_used_anew(store: StoreBackend) -> None:
     """A deleted conversation's session can't write into one created anew under its id."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["old"] = 1
@@ -221,7 +221,7 @@ async def test_old_session_and_id_used_anew(store: BaseSessionStore) -> None:
     assert after["state"] == {}
 
 
-async def test_place_in_deleted_conversation(store: BaseSessionStore) -> None:
+async def test_place_in_deleted_conversation(store: StoreBackend) -> None:
     """A turn of a conversation that was deleted gets no place in the line of the one created anew under its id."""
     session = await store.get_or_create("s", SUPPORT)
     asks = ticket(session)
@@ -231,7 +231,7 @@ async def test_place_in_deleted_conversation(store: BaseSessionStore) -> None:
     assert await store.queue_turn(asks) is Lost.SESSION
 
 
-async def test_what_a_deleted_session_shows(store: BaseSessionStore) -> None:
+async def test_what_a_deleted_session_shows(store: StoreBackend) -> None:
     """A session whose conversation was deleted goes on showing what it showed."""
     session = await store.get_or_create("s", SUPPORT)
     await say(session, "hello")
@@ -239,16 +239,16 @@ async def test_what_a_deleted_session_shows(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello", "hello!"]
 
 
-async def test_clear(store: BaseSessionStore) -> None:
+async def test_clear(store: StoreBackend) -> None:
     """Clear removes all conversations, more than one transaction deletes."""
     for number in range(1_050):
-        await store.create_session(store._key(str(number)), NEW)
+        await store.create_session(store.key_of(str(number)), NEW)
     await store.clear()
     assert (await store.list_sessions()).items == ()
     await store.clear()
 
 
-async def test_clear_and_create_at_once(store: BaseSessionStore) -> None:
+async def test_clear_and_create_at_once(store: StoreBackend) -> None:
     """A conversation created while clear runs is either gone, and its session says so, or there and usable."""
 
     async def create(number: int) -> None:
@@ -265,7 +265,7 @@ async def test_clear_and_create_at_once(store: BaseSessionStore) -> None:
             group.start_soon(create, number)
 
 
-async def test_delete_and_create_at_once(store: BaseSessionStore) -> None:
+async def test_delete_and_create_at_once(store: StoreBackend) -> None:
     """A session got while its id is deleted over and over either says that it was deleted, or is there and usable."""
     deleted = 0
 
@@ -286,7 +286,7 @@ async def test_delete_and_create_at_once(store: BaseSessionStore) -> None:
             await delete()
 
 
-async def agrees(store: BaseSessionStore, session: SessionContext, message: Message) -> None:
+async def agrees(store: StoreBackend, session: SessionContext, message: Message) -> None:
     """A session takes a message, or the conversation it stands for is gone from the store."""
     try:
         await session.add_message(message)
@@ -295,7 +295,7 @@ async def agrees(store: BaseSessionStore, session: SessionContext, message: Mess
         assert there is None or there.committed.session_key != session.committed.session_key
 
 
-async def test_deleted_before_it_waits(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_before_it_waits(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn whose conversation is deleted between its queueing and its waiting is told so, though nothing wakes it."""
     monkeypatch.setattr(turn, "_LOOK_BEHIND_OWN", math.inf)  # it does not look by itself
     session = await store.get_or_create("s", SUPPORT)

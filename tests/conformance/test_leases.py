@@ -13,13 +13,13 @@ from typing import Any, Final
 import anyio.to_thread
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.beats import Beats
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Beat, Beaten, Claim
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError
@@ -30,7 +30,7 @@ from tests.conformance.places import place_of, ticket
 LEASE: Final = 0.03
 
 
-def freeze(store: BaseSessionStore) -> None:
+def freeze(store: StoreBackend) -> None:
     """Give no more signs of life for the turns under way, as if the process had been stopped."""
     for turn in store.turns:
         assert turn.turn_id is not None
@@ -53,7 +53,7 @@ async def wait_for_turn(session: SessionContext, text: str) -> None:
         await session.add_message(user(text))
 
 
-def in_line(store: BaseSessionStore) -> Callable[[], Coroutine[Any, Any, list[str]]]:
+def in_line(store: StoreBackend) -> Callable[[], Coroutine[Any, Any, list[str]]]:
     """The states of all turns in the store."""
 
     async def look() -> list[str]:
@@ -62,7 +62,7 @@ def in_line(store: BaseSessionStore) -> Callable[[], Coroutine[Any, Any, list[st
     return look
 
 
-async def test_waiting_behind_a_silent_turn(store: BaseSessionStore) -> None:
+async def test_waiting_behind_a_silent_turn(store: StoreBackend) -> None:
     """A turn that waits behind one that gives no sign of life has its place, and nothing is left of the silent one."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session, lease_seconds=LEASE))).running
@@ -71,7 +71,7 @@ async def test_waiting_behind_a_silent_turn(store: BaseSessionStore) -> None:
     assert await in_line(store)() == []
 
 
-async def test_silent_places_in_line(store: BaseSessionStore) -> None:
+async def test_silent_places_in_line(store: StoreBackend) -> None:
     """A turn that waits behind several silent ones, running and queued, passes all of them."""
     session = await store.get_or_create("s", SUPPORT)
     for _ in range(3):
@@ -80,7 +80,7 @@ async def test_silent_places_in_line(store: BaseSessionStore) -> None:
     assert await in_line(store)() == []
 
 
-async def test_order_behind_a_silent_turn(store: BaseSessionStore) -> None:
+async def test_order_behind_a_silent_turn(store: StoreBackend) -> None:
     """Turns that wait behind a silent one have their places in the order they came."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, lease_seconds=LEASE))
@@ -92,7 +92,7 @@ async def test_order_behind_a_silent_turn(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["0", "1", "2", "3", "4"]
 
 
-async def test_living_turn_is_waited_for(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_living_turn_is_waited_for(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that gives signs of life is waited for, for many leases."""
     session = await store.get_or_create("s", SUPPORT)
     beatings = 0
@@ -126,7 +126,7 @@ METHODS: dict[str, Callable[[SessionContext], Coroutine[Any, Any, object]]] = {
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 async def test_methods_of_an_overtaken_turn(
-    store: BaseSessionStore, method: Callable[[SessionContext], Coroutine[Any, Any, object]]
+    store: StoreBackend, method: Callable[[SessionContext], Coroutine[Any, Any, object]]
 ) -> None:
     """Every awaited method of a turn that was overtaken says so, its end too, and nothing is changed."""
     session = await store.get_or_create("s", SUPPORT)
@@ -153,7 +153,7 @@ async def test_methods_of_an_overtaken_turn(
 class Overtaken:
     """Answers, and lets the turn be overtaken meanwhile."""
 
-    def __init__(self, store: BaseSessionStore) -> None:
+    def __init__(self, store: StoreBackend) -> None:
         self.store = store
         self.asked = 0
 
@@ -165,7 +165,7 @@ class Overtaken:
         return EngineReply(text="lost")
 
 
-async def test_overtaken_run(store: BaseSessionStore) -> None:
+async def test_overtaken_run(store: StoreBackend) -> None:
     """A run that is overtaken while its model is asked fails, asks nothing more, and its message is not answered."""
     await store.get_or_create("s", SUPPORT)
     engine = Overtaken(store)
@@ -180,7 +180,7 @@ async def test_overtaken_run(store: BaseSessionStore) -> None:
     assert answer.content == "again"
 
 
-async def test_fence(store: BaseSessionStore) -> None:
+async def test_fence(store: StoreBackend) -> None:
     """A message whose row somebody else runs by now neither commits nor writes its journal, nor gives the row back."""
     session = await store.get_or_create("s", SUPPORT)
     taken, committed = asyncio.Event(), asyncio.Event()
@@ -213,7 +213,7 @@ async def test_fence(store: BaseSessionStore) -> None:
     assert await in_line(store)() == []
 
 
-async def test_silent_and_not_overtaken(store: BaseSessionStore) -> None:
+async def test_silent_and_not_overtaken(store: StoreBackend) -> None:
     """A turn that was silent for long and that nobody waited behind commits as usual."""
     session = await store.get_or_create("s", SUPPORT)
     async with session.turn(lease_seconds=LEASE):
@@ -225,7 +225,7 @@ async def test_silent_and_not_overtaken(store: BaseSessionStore) -> None:
     assert texts((await store.messages("s")).items) == ["slow", "and slow"]
 
 
-async def test_silent_message_is_done_first(store: BaseSessionStore) -> None:
+async def test_silent_message_is_done_first(store: StoreBackend) -> None:
     """The run behind a silent message answers that first, and then its own; whoever sends it again gets the answer."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))).running
@@ -236,7 +236,7 @@ async def test_silent_message_is_done_first(store: BaseSessionStore) -> None:
     assert (again.content, again.duplicate) == ("for m", True)
 
 
-async def test_turn_passes_a_silent_message(store: BaseSessionStore) -> None:
+async def test_turn_passes_a_silent_message(store: StoreBackend) -> None:
     """A turn without a runner passes a silent message by, which keeps its place and waits for a runner."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))
@@ -244,7 +244,7 @@ async def test_turn_passes_a_silent_message(store: BaseSessionStore) -> None:
     assert await in_line(store)() == ["interrupted"]
 
 
-async def test_two_wait_for_one_silent_message(store: BaseSessionStore) -> None:
+async def test_two_wait_for_one_silent_message(store: StoreBackend) -> None:
     """Of two deliveries that wait for a message whose turn is silent, one goes on with it and both have its answer."""
     session = await store.get_or_create("s", SUPPORT)
     await place_of(store, ticket(session, "m", "hello", lease_seconds=LEASE))
@@ -254,7 +254,7 @@ async def test_two_wait_for_one_silent_message(store: BaseSessionStore) -> None:
     assert sorted(answer.duplicate for answer in answers) == [False, True]
 
 
-async def test_beat_that_came_in_time(store: BaseSessionStore) -> None:
+async def test_beat_that_came_in_time(store: StoreBackend) -> None:
     """A row is not interrupted that has been beaten since its watcher looked, nor one that was taken by another."""
     session = await store.get_or_create("s", SUPPORT)
     place = await place_of(store, ticket(session, "m"))
@@ -268,7 +268,7 @@ async def test_beat_that_came_in_time(store: BaseSessionStore) -> None:
     assert not await store.interrupt_turn(Beat(turn_id=place.turn_id + 1, attempt=1, beat=1, lease_seconds=10))
 
 
-async def test_what_a_beat_reads(store: BaseSessionStore) -> None:
+async def test_what_a_beat_reads(store: StoreBackend) -> None:
     """A beat reads the rows in the lines of those held that wait, and those watched; or all that are held."""
     session, other, third = [await store.get_or_create(each, SUPPORT) for each in ("s", "t", "u")]
     runs, waits = [await place_of(store, ticket(session)) for _ in range(2)]
@@ -285,7 +285,7 @@ async def test_what_a_beat_reads(store: BaseSessionStore) -> None:
     assert await beat({waits.turn_id}, set(), everything=True) == ({waits.turn_id}, everything - {waits.turn_id})
 
 
-async def test_open_turn_of_a_loop_that_is_gone(store: BaseSessionStore) -> None:
+async def test_open_turn_of_a_loop_that_is_gone(store: StoreBackend) -> None:
     """A turn that was left open in an event loop that has ended holds nobody up for longer than its lease."""
 
     async def leave_open() -> Turn:
@@ -301,7 +301,7 @@ async def test_open_turn_of_a_loop_that_is_gone(store: BaseSessionStore) -> None
     await store.aclose()
 
 
-async def test_loop_that_beats_for_itself(store: BaseSessionStore) -> None:
+async def test_loop_that_beats_for_itself(store: StoreBackend) -> None:
     """Turns of two event loops are beaten by their own, and a loop sees the other's as anybody's."""
     session = await store.get_or_create("s", SUPPORT)
 
@@ -319,7 +319,7 @@ async def test_loop_that_beats_for_itself(store: BaseSessionStore) -> None:
     assert await waiting
 
 
-async def test_message_dead_after_as_many_takeovers(store: BaseSessionStore) -> None:
+async def test_message_dead_after_as_many_takeovers(store: StoreBackend) -> None:
     """A message whose holder goes silent each time is given up after max_attempts, and the line goes on."""
     session = await store.get_or_create("s", SUPPORT)
     for _ in range(2):

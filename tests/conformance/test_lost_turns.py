@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Claim, InProgress, Leaving, Left, Lost, Place
 from chatflow.core.rows import End
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionConflictError, SessionDeletedError, StoreError
 from tests.conformance.conversation import BILLING, SUPPORT, outside, queued, say, stored, texts, until, user
@@ -26,7 +26,7 @@ class BrokenError(Exception):
 # --- a running turn ---
 
 
-async def test_running_row_lost(store: BaseSessionStore) -> None:
+async def test_running_row_lost(store: StoreBackend) -> None:
     """A turn whose row was taken away can't commit: the error says so, and nothing of it is stored or shown."""
     session = await store.get_or_create("s", SUPPORT, {"channel": "web"})
     await say(session, "one")
@@ -43,7 +43,7 @@ async def test_running_row_lost(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["one", "one!"]
 
 
-async def test_after_running_row_lost(store: BaseSessionStore) -> None:
+async def test_after_running_row_lost(store: StoreBackend) -> None:
     """The conversation takes the next turn after one that lost its row."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionConflictError):  # noqa: PT012  # the turn fails at its end
@@ -54,7 +54,7 @@ async def test_after_running_row_lost(store: BaseSessionStore) -> None:
     assert texts((await store.messages("s")).items) == ["next"]
 
 
-async def test_next_turn_commits_meanwhile(store: BaseSessionStore) -> None:
+async def test_next_turn_commits_meanwhile(store: StoreBackend) -> None:
     """A turn whose row was taken away and that others overtook changes nothing of what they have committed."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(SessionConflictError):  # noqa: PT012  # the turn fails at its end
@@ -73,7 +73,7 @@ async def test_next_turn_commits_meanwhile(store: BaseSessionStore) -> None:
     assert (there["history"], there["metadata"]) == ([], {"theirs": 1})
 
 
-async def test_claimed_row_lost(store: BaseSessionStore) -> None:
+async def test_claimed_row_lost(store: StoreBackend) -> None:
     """A message whose turn lost its row is not processed, and is answered when it comes again."""
     session = await store.get_or_create("s", SUPPORT)
 
@@ -94,7 +94,7 @@ async def test_claimed_row_lost(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello"]
 
 
-async def test_waiting_changes_outlast_lost_row(store: BaseSessionStore) -> None:
+async def test_waiting_changes_outlast_lost_row(store: StoreBackend) -> None:
     """A change that waited for a turn whose row was taken away goes on waiting, and joins the next."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["waits"] = 1
@@ -111,7 +111,7 @@ async def test_waiting_changes_outlast_lost_row(store: BaseSessionStore) -> None
 # --- a queued turn ---
 
 
-async def test_queued_row_lost(store: BaseSessionStore) -> None:
+async def test_queued_row_lost(store: StoreBackend) -> None:
     """A turn that waits and whose row was taken away queues again, and is done once its place has come."""
     session = await store.get_or_create("s", SUPPORT)
     async with session.turn():
@@ -126,7 +126,7 @@ async def test_queued_row_lost(store: BaseSessionStore) -> None:
     assert texts(session.history) == ["hello", "hello!"]
 
 
-async def test_conversation_lost_while_queued(store: BaseSessionStore) -> None:
+async def test_conversation_lost_while_queued(store: StoreBackend) -> None:
     """A turn that waits and whose conversation somebody else has deleted finds that out by itself, once woken."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session))).running
@@ -138,7 +138,7 @@ async def test_conversation_lost_while_queued(store: BaseSessionStore) -> None:
     assert await store.get("s") is None
 
 
-async def test_start_of_lost_row(store: BaseSessionStore) -> None:
+async def test_start_of_lost_row(store: StoreBackend) -> None:
     """A row that is gone can't be started, and the answer tells it from a conversation that is gone."""
     session = await store.get_or_create("s", SUPPORT)
     place = await place_of(store, ticket(session))
@@ -150,7 +150,7 @@ async def test_start_of_lost_row(store: BaseSessionStore) -> None:
     assert await start(session, place) is Lost.SESSION
 
 
-async def test_leaving_twice(store: BaseSessionStore) -> None:
+async def test_leaving_twice(store: StoreBackend) -> None:
     """A row that is gone can be given back again, which changes nothing and calls nobody."""
     session = await store.get_or_create("s", SUPPORT)
     places = [await place_of(store, ticket(session)) for _ in range(2)]
@@ -161,7 +161,7 @@ async def test_leaving_twice(store: BaseSessionStore) -> None:
 # --- places ---
 
 
-async def test_message_behind_other_turns(store: BaseSessionStore) -> None:
+async def test_message_behind_other_turns(store: StoreBackend) -> None:
     """A message queues behind turns of other messages and of none, and only one of its own is under way."""
     session = await store.get_or_create("s", SUPPORT)
     assert (await place_of(store, ticket(session))).running
@@ -171,7 +171,7 @@ async def test_message_behind_other_turns(store: BaseSessionStore) -> None:
     assert await store.queue_turn(ticket(session, "m")) == InProgress(Claim("m", "hello").digest, mine.turn_id)
 
 
-async def test_two_first_turns(store: BaseSessionStore) -> None:
+async def test_two_first_turns(store: StoreBackend) -> None:
     """Of two turns that would both create their conversation, the second queues behind the first in the same one."""
     first, second = [await place_of(store, first_ticket("s")) for _ in range(2)]
     assert (first.running, second.running) == (True, False)
@@ -216,7 +216,7 @@ async def goes_on(session: SessionContext) -> None:
 
 
 async def test_failing_turn_of_failing_store(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A turn that fails while the storage does ends with its own error; its place is given back before the next."""
     session = await store.get_or_create("s", SUPPORT)
@@ -228,7 +228,7 @@ async def test_failing_turn_of_failing_store(
     await goes_on(session)
 
 
-async def test_unforeseen_failure(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unforeseen_failure(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that no storage should raise is not hidden, and the place is still given back before the next turn."""
     session = await store.get_or_create("s", SUPPORT)
     with monkeypatch.context() as failing:
@@ -238,7 +238,7 @@ async def test_unforeseen_failure(store: BaseSessionStore, monkeypatch: pytest.M
     await goes_on(session)
 
 
-async def test_failing_turn_of_closed_store(store: BaseSessionStore) -> None:
+async def test_failing_turn_of_closed_store(store: StoreBackend) -> None:
     """A turn that fails after its store was closed ends with its own error."""
     session = await store.get_or_create("s", SUPPORT)
     with pytest.raises(BrokenError):  # noqa: PT012  # the turn fails at its end

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse, Role, ToolResult
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import MessageDeadError, MessageMismatchError, SessionConflictError, StoreError
@@ -29,7 +29,7 @@ numbers = count()
 
 
 async def outcome(
-    store: BaseSessionStore, replies: Sequence[Reply], plan: Sequence[Break]
+    store: StoreBackend, replies: Sequence[Reply], plan: Sequence[Break]
 ) -> tuple[dict[str, Any], Script, Attempts]:
     """What a turn comes to whose attempts are broken off as planned, and how it came to it."""
     session_id, attempts = f"s{next(numbers)}", Attempts(plan)
@@ -49,7 +49,7 @@ async def outcome(
 
 @given(replies=scripts(), plan=plans)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-async def test_broken_off_anywhere(store: BaseSessionStore, replies: list[Reply], plan: list[Break]) -> None:
+async def test_broken_off_anywhere(store: StoreBackend, replies: list[Reply], plan: list[Break]) -> None:
     """However often a turn is broken off, wherever and however, it comes to what it would have come to at once."""
     wanted, whole, _ = await outcome(store, replies, [])
     found, script, _ = await outcome(store, replies, plan)
@@ -103,7 +103,7 @@ class Shop:
 HISTORY = ["hi", "tea,milk", "tea ordered,milk ordered", "bill", "bill ordered", "done"]
 
 
-async def history(store: BaseSessionStore, session_id: str = "s") -> list[str]:
+async def history(store: StoreBackend, session_id: str = "s") -> list[str]:
     """What was said in the conversation; calls by what they order, results by what they say."""
     shown: list[str] = []
     for message in (await store.messages(session_id)).items:
@@ -115,7 +115,7 @@ async def history(store: BaseSessionStore, session_id: str = "s") -> list[str]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS)
-async def test_plain_calls_cancelled_at_any_step(store: BaseSessionStore, canceller: str, moment: Moment) -> None:
+async def test_plain_calls_cancelled_at_any_step(store: StoreBackend, canceller: str, moment: Moment) -> None:
     """Wherever a turn was cancelled, no plain call is made twice, and the model is told of each whether it is known."""
     for step in count():
         shop, session_id = Shop(), f"s{step}"
@@ -139,7 +139,7 @@ async def test_plain_calls_cancelled_at_any_step(store: BaseSessionStore, cancel
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("canceller", CANCELLERS)
-async def test_cancelled_at_any_step(store: BaseSessionStore, canceller: str, moment: Moment) -> None:
+async def test_cancelled_at_any_step(store: StoreBackend, canceller: str, moment: Moment) -> None:
     """A turn cancelled at any of its steps goes on when its message is sent again: no call is made a second time."""
     for step in count():
         shop, session_id = Shop(idempotent=True), f"s{step}"
@@ -179,7 +179,7 @@ def breaking(shop: Shop, item: str, kind: Kind) -> Attempts:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("item", ["tea", "milk", "bill"])
-async def test_idempotent_call_runs_again(store: BaseSessionStore, item: str, kind: Kind) -> None:
+async def test_idempotent_call_runs_again(store: StoreBackend, item: str, kind: Kind) -> None:
     """A call that had not ended runs again with the same key if its tool says so; those beside it do not."""
     shop = Shop(idempotent=True)
     attempts, runner = breaking(shop, item, kind), Runner(shop.agent, store)
@@ -193,7 +193,7 @@ async def test_idempotent_call_runs_again(store: BaseSessionStore, item: str, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_plain_call_does_not_run_again(store: BaseSessionStore, kind: Kind) -> None:
+async def test_plain_call_does_not_run_again(store: StoreBackend, kind: Kind) -> None:
     """A call that had not ended is answered as interrupted, its outcome unknown, and its tool not run again."""
     shop = Shop()
     attempts, runner = breaking(shop, "milk", kind), Runner(shop.agent, store)
@@ -208,7 +208,7 @@ async def test_plain_call_does_not_run_again(store: BaseSessionStore, kind: Kind
     assert session.state == {"tea": [1], "bill": [1]}
 
 
-async def test_answer_to_an_interrupted_call_is_noted(store: BaseSessionStore) -> None:
+async def test_answer_to_an_interrupted_call_is_noted(store: StoreBackend) -> None:
     """That a call was interrupted is itself noted: an attempt after that tells the model the same."""
     shop, failures = Shop(), iter([LookupError, LookupError])
     attempts, runner = breaking(shop, "tea", "error"), Runner(shop.agent, store)
@@ -228,7 +228,7 @@ async def test_answer_to_an_interrupted_call_is_noted(store: BaseSessionStore) -
     assert shop.asked == [0, 1, 2]
 
 
-async def test_timed_out(store: BaseSessionStore) -> None:
+async def test_timed_out(store: StoreBackend) -> None:
     """A turn that took too long goes on when its message is sent again."""
     shop = Shop(idempotent=True)
 
@@ -245,7 +245,7 @@ async def test_timed_out(store: BaseSessionStore) -> None:
     assert len(shop.keys["bill"]) == 1
 
 
-async def test_values_of_a_resumed_turn_are_frozen(store: BaseSessionStore) -> None:
+async def test_values_of_a_resumed_turn_are_frozen(store: StoreBackend) -> None:
     """What a tool has put into the state is as unchangeable in a turn that goes on as in any other."""
     shop = Shop()
     attempts, runner = breaking(shop, "bill", "error"), Runner(shop.agent, store)
@@ -256,7 +256,7 @@ async def test_values_of_a_resumed_turn_are_frozen(store: BaseSessionStore) -> N
         session.state["tea"].append(2)
 
 
-async def test_conversation_inside_a_tool(store: BaseSessionStore) -> None:
+async def test_conversation_inside_a_tool(store: StoreBackend) -> None:
     """A turn that goes on leaves to other conversations what its tools did to them."""
     agent = Agent("Support")
     inner = Runner(Agent("Inner"), store, ScriptedEngine(default="inner answer"))
@@ -278,7 +278,7 @@ async def test_conversation_inside_a_tool(store: BaseSessionStore) -> None:
     assert session.state == {}
 
 
-async def test_handoff_is_made_again(store: BaseSessionStore) -> None:
+async def test_handoff_is_made_again(store: StoreBackend) -> None:
     """A handoff that was noted is made again, and counts again."""
     billing = Agent("Billing", engine=ScriptedEngine([LookupError, CALL("transfer_to_support"), "done"]))
     support = Agent("Support", handoffs=[billing], engine=ScriptedEngine([CALL("transfer_to_billing")]))
@@ -294,7 +294,7 @@ async def test_handoff_is_made_again(store: BaseSessionStore) -> None:
     assert [result.is_error for result in found] == [False, True]
 
 
-async def test_calls_belong_to_the_agent_that_made_them(store: BaseSessionStore) -> None:
+async def test_calls_belong_to_the_agent_that_made_them(store: StoreBackend) -> None:
     """A call that runs again is made with the tools of the agent that had asked for it, whoever answers by now."""
     billing = Agent("Billing", engine=ScriptedEngine(["billing answers"]))
     support, called = Agent("Support", handoffs=[billing], engine=ScriptedEngine([CALL("charge")])), list[str]()
@@ -325,7 +325,7 @@ async def fail(runner: Runner, **details: Any) -> None:
         await runner.run_async("s", "hi", **({"message_id": "m"} | details))
 
 
-async def test_steps_aside(store: BaseSessionStore) -> None:
+async def test_steps_aside(store: StoreBackend) -> None:
     """A turn whose caller was told steps aside: others go on, and sent again it comes after them, on what they left."""
     agent = Agent("Support")
 
@@ -347,7 +347,7 @@ async def test_steps_aside(store: BaseSessionStore) -> None:
     assert session.state == {"mine": "first", "theirs": "bare", "both": "first"}
 
 
-async def test_told_ends_do_not_count(store: BaseSessionStore) -> None:
+async def test_told_ends_do_not_count(store: StoreBackend) -> None:
     """A message may fail any number of times, as long as its caller is told each time."""
     runner = Runner(Agent("Support"), store, ScriptedEngine([LookupError] * 4 + ["done"]), max_attempts=2)
     for _ in range(4):
@@ -358,7 +358,7 @@ async def test_told_ends_do_not_count(store: BaseSessionStore) -> None:
     assert await store.pending_turns() == ()
 
 
-async def test_other_text_after_a_failure(store: BaseSessionStore) -> None:
+async def test_other_text_after_a_failure(store: StoreBackend) -> None:
     """The id of a message that failed with another text is refused, and the message can still be sent again."""
     runner = Runner(Agent("Support"), store, ScriptedEngine([LookupError, "done"]))
     await fail(runner)
@@ -367,7 +367,7 @@ async def test_other_text_after_a_failure(store: BaseSessionStore) -> None:
     assert (await runner.run_async("s", "hi", message_id="m")).content == "done"
 
 
-async def test_duplicates_of_a_message_that_fails(store: BaseSessionStore) -> None:
+async def test_duplicates_of_a_message_that_fails(store: StoreBackend) -> None:
     """Of the deliveries that wait for one that fails, one goes on with its turn, and the others get its answer."""
     agent, failing, go_on, called = Agent("Support"), anyio.Event(), anyio.Event(), list[str]()
 
@@ -403,13 +403,13 @@ async def test_duplicates_of_a_message_that_fails(store: BaseSessionStore) -> No
 # --- interrupted ---
 
 
-async def lose_all(store: BaseSessionStore) -> None:
+async def lose_all(store: StoreBackend) -> None:
     """Interrupt every turn that anybody holds, as a watcher does whose beats they have not kept up with."""
     for beat in (await store.beat_turns(frozenset(), frozenset(), everything=True)).others:
         assert await store.interrupt_turn(beat)
 
 
-async def test_gone_holders_count(store: BaseSessionStore) -> None:
+async def test_gone_holders_count(store: StoreBackend) -> None:
     """A message is dead once it was started as often as it may be with nobody told; the conversation goes on."""
 
     async def lose(request: EngineRequest) -> str:
@@ -436,7 +436,7 @@ async def test_gone_holders_count(store: BaseSessionStore) -> None:
     assert texts((await store.messages("s")).items) == ["next", "hello"]
 
 
-async def test_interrupted_turn_is_done_first(store: BaseSessionStore) -> None:
+async def test_interrupted_turn_is_done_first(store: StoreBackend) -> None:
     """The conversation's next runner finishes an interrupted turn before its own, and the answer is kept for it."""
     agent, called = Agent("Support"), list[str]()
 
@@ -463,7 +463,7 @@ async def test_interrupted_turn_is_done_first(store: BaseSessionStore) -> None:
     assert (again.content, again.duplicate, called) == ("first answer", True, ["charge"])
 
 
-async def test_bare_turn_passes_an_interrupted_one(store: BaseSessionStore) -> None:
+async def test_bare_turn_passes_an_interrupted_one(store: StoreBackend) -> None:
     """A turn without a runner passes an interrupted one by, which goes on after it."""
 
     async def lose(request: EngineRequest) -> str:
@@ -484,7 +484,7 @@ async def test_bare_turn_passes_an_interrupted_one(store: BaseSessionStore) -> N
 # --- what is left of a journal ---
 
 
-async def charging(store: BaseSessionStore) -> tuple[Runner, list[str]]:
+async def charging(store: StoreBackend) -> tuple[Runner, list[str]]:
     """A runner whose message has failed after a call, and what was called."""
     agent, called = Agent("Support"), list[str]()
 
@@ -502,7 +502,7 @@ async def charging(store: BaseSessionStore) -> tuple[Runner, list[str]]:
     return runner, called
 
 
-async def test_journal_is_no_history(store: BaseSessionStore) -> None:
+async def test_journal_is_no_history(store: StoreBackend) -> None:
     """What a journal holds is nowhere to be seen in the conversation, nor in its pages or the list."""
     await charging(store)
     session = await store.get("s")
@@ -512,7 +512,7 @@ async def test_journal_is_no_history(store: BaseSessionStore) -> None:
     assert not await store.is_message_processed("m", session_id="s")
 
 
-async def test_journal_goes_with_the_commit(store: BaseSessionStore) -> None:
+async def test_journal_goes_with_the_commit(store: StoreBackend) -> None:
     """Once a turn has committed nothing of its journal is left: the id used in another conversation begins anew."""
     runner, called = await charging(store)
     await runner.run_async("s", "hi", message_id="m")
@@ -521,7 +521,7 @@ async def test_journal_goes_with_the_commit(store: BaseSessionStore) -> None:
     assert called == ["charge", "charge"]
 
 
-async def test_journal_goes_with_the_conversation(store: BaseSessionStore) -> None:
+async def test_journal_goes_with_the_conversation(store: StoreBackend) -> None:
     """A conversation that uses a deleted one's id has nothing of its journals."""
     runner, called = await charging(store)
     await store.delete("s")
@@ -530,7 +530,7 @@ async def test_journal_goes_with_the_conversation(store: BaseSessionStore) -> No
     assert called == ["charge", "charge"]
 
 
-async def test_journal_goes_when_its_id_is_forgotten(store: BaseSessionStore, clock: Clock) -> None:
+async def test_journal_goes_when_its_id_is_forgotten(store: StoreBackend, clock: Clock) -> None:
     """A failed message that is not sent again is forgotten when ids are, and its journal with it."""
     runner, called = await charging(store)
     clock.passes(hours=store.dedup_ttl_hours - 1)
@@ -543,7 +543,7 @@ async def test_journal_goes_when_its_id_is_forgotten(store: BaseSessionStore, cl
     assert called == ["charge", "charge"]
 
 
-async def test_journal_without_a_message_id(store: BaseSessionStore) -> None:
+async def test_journal_without_a_message_id(store: StoreBackend) -> None:
     """A turn without a message id leaves nothing behind when it fails."""
     agent = Agent("Support")
     agent.tool(lambda: "looked", name="look")
@@ -552,7 +552,7 @@ async def test_journal_without_a_message_id(store: BaseSessionStore) -> None:
     assert await store.pending_turns() == ()
 
 
-async def test_goes_on_after_a_restart(store: BaseSessionStore, restart: Restart) -> None:
+async def test_goes_on_after_a_restart(store: StoreBackend, restart: Restart) -> None:
     """A turn that failed goes on in another process: what its tools did is kept, and not done again."""
     _, called = await charging(store)
     store = await restart(store)
@@ -571,7 +571,7 @@ def results_of(messages: Sequence[Any]) -> list[ToolResult]:
     return [result for message in messages for result in message.tool_results]
 
 
-async def test_journal_that_cannot_be_written(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_that_cannot_be_written(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tool runs whose call could not be noted; and one whose result could not be is answered as interrupted."""
     shop = Shop()
     runner, write, failing = Runner(shop.agent, store), store.write_journal, iter([True, False, True])

@@ -8,8 +8,8 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.session import SessionContext
-from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import SessionDeletedError
 from tests.conformance.conftest import OpenStore
 from tests.conformance.conversation import SUPPORT, queued, say, texts, user
@@ -63,7 +63,7 @@ async def test_turns_of_threads(open_store: OpenStore) -> None:
     assert texts((await store.messages("s", limit=1000)).items) == said
 
 
-async def test_turn_ids_tell_the_order(store: BaseSessionStore) -> None:
+async def test_turn_ids_tell_the_order(store: StoreBackend) -> None:
     """Turns that are queued one after the other, by loops in turn, have growing ids."""
     ids: list[int] = []
     lock = threading.Lock()
@@ -80,7 +80,7 @@ async def test_turn_ids_tell_the_order(store: BaseSessionStore) -> None:
     assert ids == sorted(set(ids))
 
 
-async def test_queue_of_threads(store: BaseSessionStore) -> None:
+async def test_queue_of_threads(store: StoreBackend) -> None:
     """Turns that eight loops have queued behind an open one run in the order they were queued."""
     mine = await store.get_or_create("s", SUPPORT)
     may_queue = [threading.Event() for _ in range(THREADS)]
@@ -129,7 +129,7 @@ async def test_many_turns_queued_by_threads(open_store: OpenStore) -> None:
     assert texts((await store.messages("s")).items) == [str(turn_id) for turn_id in ran]
 
 
-async def test_conversations_of_threads(store: BaseSessionStore) -> None:
+async def test_conversations_of_threads(store: StoreBackend) -> None:
     """Loops that use conversations of their own don't get in each other's way."""
 
     async def turns(thread: int) -> None:
@@ -141,7 +141,7 @@ async def test_conversations_of_threads(store: BaseSessionStore) -> None:
         assert len((await store.messages(str(thread))).items) == 6
 
 
-async def test_object_a_loop(store: BaseSessionStore) -> None:
+async def test_object_a_loop(store: StoreBackend) -> None:
     """Each loop has a session object of its own, which shows what the others have committed."""
     mine = await store.get_or_create("s", SUPPORT)
     found: list[SessionContext] = []
@@ -158,7 +158,7 @@ async def test_object_a_loop(store: BaseSessionStore) -> None:
     assert sorted(texts(mine.history)) == ["0", "1"]
 
 
-async def test_one_winner_of_eight_threads(store: BaseSessionStore) -> None:
+async def test_one_winner_of_eight_threads(store: StoreBackend) -> None:
     """Of eight loops that mark the same ids at once, exactly one is told True for each (P4)."""
     won: list[str] = []
 
@@ -169,7 +169,7 @@ async def test_one_winner_of_eight_threads(store: BaseSessionStore) -> None:
     assert sorted(won) == sorted(str(number) for number in range(50))
 
 
-async def test_created_once_by_threads(store: BaseSessionStore) -> None:
+async def test_created_once_by_threads(store: StoreBackend) -> None:
     """Loops that create the same conversation at once, each with metadata, get one with the metadata of all."""
 
     async def create(thread: int) -> None:
@@ -182,7 +182,7 @@ async def test_created_once_by_threads(store: BaseSessionStore) -> None:
     assert session.metadata == {str(thread): thread for thread in range(THREADS)}
 
 
-async def test_deleted_by_another_loop(store: BaseSessionStore) -> None:
+async def test_deleted_by_another_loop(store: StoreBackend) -> None:
     """A session whose conversation another loop has deleted says so."""
     session = await store.get_or_create("s", SUPPORT)
 
@@ -199,7 +199,7 @@ async def test_deleted_by_another_loop(store: BaseSessionStore) -> None:
     assert await store.get("s") is None
 
 
-async def test_store_outlives_loops(store: BaseSessionStore) -> None:
+async def test_store_outlives_loops(store: StoreBackend) -> None:
     """A store goes on in a new loop after the loop that used it first has ended."""
 
     async def use(number: int) -> None:

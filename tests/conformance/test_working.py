@@ -10,10 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Key, PendingTurn
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import EngineRateLimitError, SessionConflictError, StoreError
@@ -41,12 +41,12 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return asked
 
 
-def runner_on(store: BaseSessionStore, *replies: Any, name: str = "Support", **options: Any) -> Runner:
+def runner_on(store: StoreBackend, *replies: Any, name: str = "Support", **options: Any) -> Runner:
     """A runner whose model says these replies."""
     return Runner(Agent(name), store, ScriptedEngine(replies), **options)
 
 
-def echoing(store: BaseSessionStore, **options: Any) -> Runner:
+def echoing(store: StoreBackend, **options: Any) -> Runner:
     """A runner whose model repeats what the user said."""
     return Runner(Agent("Support"), store, ScriptedEngine(default=lambda request: f"{last(request)}!"), **options)
 
@@ -56,7 +56,7 @@ def last(request: EngineRequest) -> str:
     return request.messages[-1].text
 
 
-async def said(store: BaseSessionStore, session_id: str = "s") -> list[str]:
+async def said(store: StoreBackend, session_id: str = "s") -> list[str]:
     """What was said in the conversation."""
     return texts((await store.messages(session_id)).items)
 
@@ -70,7 +70,7 @@ async def accept(runner: Runner, *said: str, session_id: str = "s") -> None:
 # --- order, and turns at once ---
 
 
-async def test_in_order(store: BaseSessionStore) -> None:
+async def test_in_order(store: StoreBackend) -> None:
     """Messages of one conversation are done, and their answers told, in the order they were accepted."""
     runner, heard = echoing(store), Heard()
     await accept(runner, "1", "2", "3")
@@ -84,7 +84,7 @@ async def test_in_order(store: BaseSessionStore) -> None:
     assert [(turn.state, turn.message_id) for turn in heard.turns][:2] == [("answered", "1"), ("answered", "2")]
 
 
-async def test_conversations_at_once(store: BaseSessionStore) -> None:
+async def test_conversations_at_once(store: StoreBackend) -> None:
     """Conversations are worked on at the same time: all of them meet inside the model."""
     barrier, heard = Barrier(5), Heard()
 
@@ -99,7 +99,7 @@ async def test_conversations_at_once(store: BaseSessionStore) -> None:
         await heard.of(5)
 
 
-async def test_no_more_at_once_than_allowed(store: BaseSessionStore) -> None:
+async def test_no_more_at_once_than_allowed(store: StoreBackend) -> None:
     """No more turns run at once than max_concurrent_turns, those that are awaited included."""
     running = most = 0
 
@@ -122,7 +122,7 @@ async def test_no_more_at_once_than_allowed(store: BaseSessionStore) -> None:
     assert most <= 2
 
 
-async def test_two_workers(store: BaseSessionStore) -> None:
+async def test_two_workers(store: StoreBackend) -> None:
     """Two workers on one store do each message once, and each conversation's in order."""
     runner, heard = echoing(store), Heard()
     for number in range(4):
@@ -134,7 +134,7 @@ async def test_two_workers(store: BaseSessionStore) -> None:
         assert sorted(heard.contents(f"s{number}")) == ["1!", "2!", "3!"]
 
 
-async def test_worker_of_another_store(store: BaseSessionStore, second: BaseSessionStore) -> None:
+async def test_worker_of_another_store(store: StoreBackend, second: StoreBackend) -> None:
     """What was accepted on one store is done by a worker of another on the same data."""
     runner, heard = echoing(store), Heard()
     async with echoing(second).working(heard):
@@ -143,7 +143,7 @@ async def test_worker_of_another_store(store: BaseSessionStore, second: BaseSess
     assert await said(store) == ["1", "1!", "2", "2!"]
 
 
-async def test_without_on_response(store: BaseSessionStore) -> None:
+async def test_without_on_response(store: StoreBackend) -> None:
     """A worker may work for nobody: the answers can be sent for again, and are kept for a worker that tells them."""
     runner, heard = echoing(store), Heard()
     async with runner.working():
@@ -158,7 +158,7 @@ async def test_without_on_response(store: BaseSessionStore) -> None:
     assert heard.contents() == ["1!", "2!"]
 
 
-async def test_belongs_to_no_turn(store: BaseSessionStore) -> None:
+async def test_belongs_to_no_turn(store: StoreBackend) -> None:
     """Work begun inside a turn of the same conversation waits for that turn, and is no part of it."""
     runner, heard = echoing(store), Heard()
     async with (await store.get_or_create("s", SUPPORT)).turn() as session:
@@ -171,7 +171,7 @@ async def test_belongs_to_no_turn(store: BaseSessionStore) -> None:
     assert await said(store) == ["bare", "1", "1!"]
 
 
-async def test_tells_outside_of_every_turn(store: BaseSessionStore) -> None:
+async def test_tells_outside_of_every_turn(store: StoreBackend) -> None:
     """What a worker calls belongs to no turn of whoever opened it: it sees the last commit."""
     runner, seen, told = echoing(store), list[list[str]](), anyio.Event()
     async with (await store.get_or_create("s", SUPPORT)).turn() as session:
@@ -187,7 +187,7 @@ async def test_tells_outside_of_every_turn(store: BaseSessionStore) -> None:
     assert seen == [[]]
 
 
-async def test_accepting_wakes_the_worker(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accepting_wakes_the_worker(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of the same process is woken by what is accepted, and need not look for it."""
     monkeypatch.setattr("chatflow.running.worker._LOOK", 10**6)
     runner, heard = echoing(store), Heard()
@@ -197,7 +197,7 @@ async def test_accepting_wakes_the_worker(store: BaseSessionStore, monkeypatch: 
         await heard.of(1)
 
 
-async def test_takes_no_more_than_it_can_do(store: BaseSessionStore) -> None:
+async def test_takes_no_more_than_it_can_do(store: StoreBackend) -> None:
     """What a worker has no slot for is left to others."""
     engine, heard = PausingEngine(), Heard()
     busy = Runner(Agent("Support"), store, engine, max_concurrent_turns=1)
@@ -211,7 +211,7 @@ async def test_takes_no_more_than_it_can_do(store: BaseSessionStore) -> None:
     assert sorted(heard.answers) == [("b", "1!"), ("c", "1!")]
 
 
-async def test_response_may_start_turns(store: BaseSessionStore) -> None:
+async def test_response_may_start_turns(store: StoreBackend) -> None:
     """`on_response` may itself run messages, also of the same conversation."""
     runner, told = echoing(store), anyio.Event()
 
@@ -228,7 +228,7 @@ async def test_response_may_start_turns(store: BaseSessionStore) -> None:
 # --- failures ---
 
 
-async def test_tried_again_in_its_place(store: BaseSessionStore, delays: list[tuple[int, str]]) -> None:
+async def test_tried_again_in_its_place(store: StoreBackend, delays: list[tuple[int, str]]) -> None:
     """A turn that fails is tried again with growing delays before the next of its conversation, and is told once."""
     runner, heard = runner_on(store, LookupError, TimeoutError, "1!", "2!"), Heard()
     await accept(runner, "1", "2")
@@ -239,7 +239,7 @@ async def test_tried_again_in_its_place(store: BaseSessionStore, delays: list[tu
     assert await said(store) == ["1", "1!", "2", "2!"]
 
 
-async def test_holds_its_place_while_it_waits(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_holds_its_place_while_it_waits(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that waits to be tried again is accepted still, and whoever comes after it waits behind it."""
     failed, go_on, heard = anyio.Event(), anyio.Event(), Heard()
 
@@ -264,7 +264,7 @@ async def test_holds_its_place_while_it_waits(store: BaseSessionStore, monkeypat
     assert heard.contents() == ["1!"]
 
 
-async def test_given_up(store: BaseSessionStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_given_up(store: StoreBackend, caplog: pytest.LogCaptureFixture) -> None:
     """A turn that has failed as often as it may is given up and listed; the next one is done, and nobody told."""
     runner, heard = runner_on(store, LookupError, LookupError, "2!", max_attempts=2), Heard()
     await accept(runner, "1", "2")
@@ -275,7 +275,7 @@ async def test_given_up(store: BaseSessionStore, caplog: pytest.LogCaptureFixtur
     assert "was given up; store.pending_turns() lists it" in caplog.text
 
 
-async def test_goes_on_from_its_journal(store: BaseSessionStore) -> None:
+async def test_goes_on_from_its_journal(store: StoreBackend) -> None:
     """A turn that is tried again makes no call twice that had ended."""
     agent, called, heard = Agent("Support"), list[str](), Heard()
 
@@ -306,7 +306,7 @@ async def test_goes_on_from_its_journal(store: BaseSessionStore) -> None:
     ],
 )
 async def test_storage_fails_for_a_while(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, method: str, lease_seconds: float
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, method: str, lease_seconds: float
 ) -> None:
     """A storage that fails for a while delays the work, and nothing is lost; answers are told at least once."""
     replies = [LookupError] if method == "leave_turn" else []
@@ -330,7 +330,7 @@ async def test_storage_fails_for_a_while(
     assert await said(store) == ["1", "1!", "2", "2!"]
 
 
-async def test_store_is_closed_meanwhile(store: BaseSessionStore) -> None:
+async def test_store_is_closed_meanwhile(store: StoreBackend) -> None:
     """A worker whose store is closed ends, without an error."""
     runner, heard = echoing(store), Heard()
     async with runner.working(heard):
@@ -339,7 +339,7 @@ async def test_store_is_closed_meanwhile(store: BaseSessionStore) -> None:
         await store.aclose()
 
 
-async def test_store_is_closed_during_a_turn(store: BaseSessionStore) -> None:
+async def test_store_is_closed_during_a_turn(store: StoreBackend) -> None:
     """A store that is closed while a worker's turn runs cancels it, and the worker ends without an error."""
     engine, heard = PausingEngine(), Heard()
     runner = Runner(Agent("Support"), store, engine)
@@ -353,7 +353,7 @@ async def test_store_is_closed_during_a_turn(store: BaseSessionStore) -> None:
 # --- telling the answers ---
 
 
-async def test_told_again_after_an_error(store: BaseSessionStore, delays: list[tuple[int, str]]) -> None:
+async def test_told_again_after_an_error(store: StoreBackend, delays: list[tuple[int, str]]) -> None:
     """`on_response` is called again with growing delays until it returns; the answers after it wait for that."""
     runner, heard = echoing(store), Heard(LookupError(), LookupError())
     await accept(runner, "1", "2")
@@ -364,7 +364,7 @@ async def test_told_again_after_an_error(store: BaseSessionStore, delays: list[t
     assert await said(store) == ["1", "1!", "2", "2!"]
 
 
-async def test_next_turn_runs_while_the_answer_is_told(store: BaseSessionStore) -> None:
+async def test_next_turn_runs_while_the_answer_is_told(store: StoreBackend) -> None:
     """A conversation's next turn runs while an answer is told; its own answer is told after that."""
     go_on, told, heard = anyio.Event(), list[str](), Heard()
 
@@ -386,7 +386,7 @@ async def test_next_turn_runs_while_the_answer_is_told(store: BaseSessionStore) 
     assert told == ["1!", "2!"]
 
 
-async def test_told_after_the_worker_was_stopped(store: BaseSessionStore) -> None:
+async def test_told_after_the_worker_was_stopped(store: StoreBackend) -> None:
     """An answer whose `on_response` was cancelled at the end of the grace is told by the next worker."""
     runner, telling, heard = echoing(store), anyio.Event(), Heard()
 
@@ -403,7 +403,7 @@ async def test_told_after_the_worker_was_stopped(store: BaseSessionStore) -> Non
     assert await said(store) == ["1", "1!", "2", "2!"]
 
 
-async def test_answered_by_others_is_told(store: BaseSessionStore) -> None:
+async def test_answered_by_others_is_told(store: StoreBackend) -> None:
     """An accepted turn that somebody else's run has answered is told by the next worker."""
     runner, heard = echoing(store), Heard()
     await accept(runner, "1", "2")
@@ -415,7 +415,7 @@ async def test_answered_by_others_is_told(store: BaseSessionStore) -> None:
     assert heard.contents() == ["1!", "2!", "4!"]
 
 
-async def test_answer_that_was_forgotten(store: BaseSessionStore) -> None:
+async def test_answer_that_was_forgotten(store: StoreBackend) -> None:
     """An answered turn whose conversation was deleted is not told."""
     runner, heard = echoing(store), Heard()
     await accept(runner, "1")
@@ -427,7 +427,7 @@ async def test_answer_that_was_forgotten(store: BaseSessionStore) -> None:
     assert heard.answers == [("other", "3!")]
 
 
-async def test_answer_that_was_told_late(store: BaseSessionStore, clock: Clock) -> None:
+async def test_answer_that_was_told_late(store: StoreBackend, clock: Clock) -> None:
     """An answer is told also where its message's id has expired in the meantime, as long as it is there."""
     runner, heard = echoing(store), Heard()
     await accept(runner, "1")
@@ -438,7 +438,7 @@ async def test_answer_that_was_told_late(store: BaseSessionStore, clock: Clock) 
     assert heard.contents() == ["1!"]
 
 
-async def test_answer_that_is_no_longer_there(store: BaseSessionStore, clock: Clock) -> None:
+async def test_answer_that_is_no_longer_there(store: StoreBackend, clock: Clock) -> None:
     """An answered turn whose answer was forgotten before anybody was told is not told."""
     failing = runner_on(store, *[LookupError] * 12)
     for number in range(12):
@@ -458,7 +458,7 @@ async def test_answer_that_is_no_longer_there(store: BaseSessionStore, clock: Cl
 # --- what is left of others ---
 
 
-def losing(store: BaseSessionStore, *replies: Any) -> Runner:
+def losing(store: StoreBackend, *replies: Any) -> Runner:
     """A runner that loses its first turn."""
 
     async def lose(request: EngineRequest) -> str:
@@ -468,7 +468,7 @@ def losing(store: BaseSessionStore, *replies: Any) -> Runner:
     return runner_on(store, lose, *replies)
 
 
-async def test_interrupted_turn(store: BaseSessionStore) -> None:
+async def test_interrupted_turn(store: StoreBackend) -> None:
     """A worker finishes what a process that is gone has left, and keeps the answer for who sends it again."""
     runner, heard = losing(store, "1!", "2!"), Heard()
     with pytest.raises(SessionConflictError):
@@ -481,7 +481,7 @@ async def test_interrupted_turn(store: BaseSessionStore) -> None:
     assert (again.content, again.duplicate) == ("1!", True)
 
 
-async def test_interrupted_turn_that_fails(store: BaseSessionStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_interrupted_turn_that_fails(store: StoreBackend, caplog: pytest.LogCaptureFixture) -> None:
     """An interrupted turn that fails steps aside, since nobody has asked for more; sent again it goes on."""
     runner, heard = losing(store, LookupError, "2!", "1!"), Heard()
     with pytest.raises(SessionConflictError):
@@ -494,7 +494,7 @@ async def test_interrupted_turn_that_fails(store: BaseSessionStore, caplog: pyte
     assert "ended" in caplog.text
 
 
-async def test_worker_loses_its_turn(store: BaseSessionStore) -> None:
+async def test_worker_loses_its_turn(store: StoreBackend) -> None:
     """A worker that loses a turn does no more of it, and goes on with what is left of it."""
     runner, heard = losing(store, "1!"), Heard()
     await accept(runner, "1")
@@ -504,7 +504,7 @@ async def test_worker_loses_its_turn(store: BaseSessionStore) -> None:
 
 
 async def test_taken_by_another_while_it_waits_to_be_tried_again(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn that was taken by another while its worker waited is left to that one, which has it told."""
     runner, heard = runner_on(store, LookupError, "1!"), Heard()
@@ -520,7 +520,7 @@ async def test_taken_by_another_while_it_waits_to_be_tried_again(
     assert (heard.contents(), await said(store)) == (["1!"], ["1", "1!"])
 
 
-async def test_other_application(store: BaseSessionStore) -> None:
+async def test_other_application(store: StoreBackend) -> None:
     """Two applications on one store do only their own work."""
     mine, theirs = runner_on(store, "mine!"), runner_on(store, "theirs!", name="Other")
     heard_mine, heard_theirs = Heard(), Heard()
@@ -534,7 +534,7 @@ async def test_other_application(store: BaseSessionStore) -> None:
     assert (heard_mine.contents(), heard_theirs.contents()) == (["mine!"], ["theirs!"])
 
 
-async def test_behind_another_application(store: BaseSessionStore) -> None:
+async def test_behind_another_application(store: StoreBackend) -> None:
     """Work that stands behind another application's turn is not taken before that has ended."""
     engine, heard = PausingEngine(), Heard()
     other, runner = Runner(Agent("Other"), store, engine), echoing(store)
@@ -550,7 +550,7 @@ async def test_behind_another_application(store: BaseSessionStore) -> None:
     assert await said(store) == ["theirs", "answer", "1", "1!"]
 
 
-async def test_after_a_restart(store: BaseSessionStore, restart: Restart) -> None:
+async def test_after_a_restart(store: StoreBackend, restart: Restart) -> None:
     """A worker does the rows of a former process: waiting, and cut off in the middle of a call."""
     agent, heard = Agent("Support"), Heard()
     engine = PausingEngine()
@@ -565,7 +565,7 @@ async def test_after_a_restart(store: BaseSessionStore, restart: Restart) -> Non
     assert heard.contents() == ["1!", "2!"]
 
 
-async def test_work_that_comes_before_it_by_now(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_comes_before_it_by_now(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that a worker has lost, and that failed elsewhere, comes after what was accepted meanwhile."""
     runner = losing(store, "lost in the storage", LookupError, "2!", "1!")
     take, commit = store.take_work, store.commit_turn
@@ -601,7 +601,7 @@ async def test_work_that_comes_before_it_by_now(store: BaseSessionStore, monkeyp
 # --- the end ---
 
 
-async def test_end_waits_for_what_is_under_way(store: BaseSessionStore) -> None:
+async def test_end_waits_for_what_is_under_way(store: StoreBackend) -> None:
     """At the end no more is taken, and what is under way may end, its answer told."""
     engine, heard = PausingEngine(), Heard()
     runner = Runner(Agent("Support"), store, engine)
@@ -618,7 +618,7 @@ async def test_end_waits_for_what_is_under_way(store: BaseSessionStore) -> None:
     assert await states(store) == [("2", "accepted", 0)]
 
 
-async def test_end_after_the_grace(store: BaseSessionStore) -> None:
+async def test_end_after_the_grace(store: StoreBackend) -> None:
     """What has not ended within the grace is cancelled, and waits for the next worker with no attempt counted."""
     engine, heard = PausingEngine(), Heard()
     runner = Runner(Agent("Support"), store, engine)
@@ -632,7 +632,7 @@ async def test_end_after_the_grace(store: BaseSessionStore) -> None:
     assert heard.contents() == ["1!"]
 
 
-async def test_end_while_it_waits_to_try_again(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_while_it_waits_to_try_again(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that waits to be tried again when the worker ends is free for the next one, its failure counted."""
     failed, heard = anyio.Event(), Heard()
 
@@ -651,7 +651,7 @@ async def test_end_while_it_waits_to_try_again(store: BaseSessionStore, monkeypa
         await heard.of(1)
 
 
-async def test_telling_fails_at_the_end(store: BaseSessionStore) -> None:
+async def test_telling_fails_at_the_end(store: StoreBackend) -> None:
     """An answer whose telling fails while the worker ends is not tried again there, and told by the next one."""
     runner, telling, go_on, heard = echoing(store), anyio.Event(), anyio.Event(), Heard()
 
@@ -675,7 +675,7 @@ async def test_telling_fails_at_the_end(store: BaseSessionStore) -> None:
     assert heard.contents() == ["1!"]
 
 
-async def test_body_fails(store: BaseSessionStore) -> None:
+async def test_body_fails(store: StoreBackend) -> None:
     """An error of the code inside `working` leaves as it is, after the worker has ended."""
     runner = echoing(store)
     with pytest.raises(LookupError):  # the worker ends with it
@@ -688,7 +688,7 @@ async def test_body_fails(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("cancel", ["asyncio", "anyio"])
-async def test_body_is_cancelled(store: BaseSessionStore, cancel: str) -> None:
+async def test_body_is_cancelled(store: StoreBackend, cancel: str) -> None:
     """A cancellation of the code inside `working` leaves the work to the next one."""
     engine = PausingEngine()
     runner = Runner(Agent("Support"), store, engine)
@@ -714,7 +714,7 @@ async def test_body_is_cancelled(store: BaseSessionStore, cancel: str) -> None:
     assert await states(store) == [("1", "accepted", 0)]
 
 
-async def test_end_while_it_takes(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_while_it_takes(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was being taken when the worker was stopped is given back, unless its conversation has gone meanwhile."""
     runner, take, taken, go_on = echoing(store), store.take_work, anyio.Event(), anyio.Event()
 
@@ -744,7 +744,7 @@ async def test_end_while_it_takes(store: BaseSessionStore, monkeypatch: pytest.M
     assert sorted(heard.answers) == [("a", "1!"), ("c", "1!")]
 
 
-async def test_taken_in_the_last_moment(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_taken_in_the_last_moment(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken while the worker ends is not begun, and given back."""
     runner, heard, take, taking, go_on = echoing(store), Heard(), store.take_work, anyio.Event(), anyio.Event()
 
@@ -768,7 +768,7 @@ async def test_taken_in_the_last_moment(store: BaseSessionStore, monkeypatch: py
     assert heard.calls == 0
 
 
-async def test_left_before_it_begins(store: BaseSessionStore) -> None:
+async def test_left_before_it_begins(store: StoreBackend) -> None:
     """A worker that is left at once has taken nothing."""
     runner = echoing(store)
     await accept(runner, "1")
@@ -780,7 +780,7 @@ async def test_left_before_it_begins(store: BaseSessionStore) -> None:
 # --- deleting ---
 
 
-async def test_deleted_while_it_waits(store: BaseSessionStore) -> None:
+async def test_deleted_while_it_waits(store: StoreBackend) -> None:
     """An accepted message of a conversation that is deleted is gone: nothing comes back, and nobody is told."""
     runner, heard = echoing(store), Heard()
     await accept(runner, "1")
@@ -792,7 +792,7 @@ async def test_deleted_while_it_waits(store: BaseSessionStore) -> None:
     assert await store.get("s") is None
 
 
-async def test_deleted_while_it_is_taken(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_while_it_is_taken(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation deleted at the moment that its message is taken is left alone."""
     runner, heard, look = echoing(store), Heard(), store.session_of
 
@@ -811,7 +811,7 @@ async def test_deleted_while_it_is_taken(store: BaseSessionStore, monkeypatch: p
 
 
 @pytest.mark.parametrize("how", ["delete", "clear"])
-async def test_deleted_while_it_runs(store: BaseSessionStore, how: str) -> None:
+async def test_deleted_while_it_runs(store: StoreBackend, how: str) -> None:
     """A conversation deleted while its accepted message runs stays deleted, and nobody is told."""
     heard = Heard()
 
@@ -832,7 +832,7 @@ async def test_deleted_while_it_runs(store: BaseSessionStore, how: str) -> None:
 
 
 async def test_deleted_and_used_anew_while_it_waits_to_be_tried_again(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new conversation of a deleted one's id gets nothing of a message that was to be tried again."""
     runner, heard = runner_on(store, LookupError, "2!"), Heard()
@@ -848,7 +848,7 @@ async def test_deleted_and_used_anew_while_it_waits_to_be_tried_again(
     assert (heard.contents(), await said(store)) == (["2!"], ["2", "2!"])
 
 
-async def test_deleted_while_it_is_told(store: BaseSessionStore) -> None:
+async def test_deleted_while_it_is_told(store: StoreBackend) -> None:
     """A conversation may be deleted while its answer is told."""
     heard = Heard()
 

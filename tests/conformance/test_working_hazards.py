@@ -10,9 +10,9 @@ import anyio.lowlevel
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import PendingTurn
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError, StoreClosedError
@@ -36,7 +36,7 @@ async def awaits_a_cancelled_task() -> None:
     await task
 
 
-async def test_a_cancelled_task_in_a_tool(store: BaseSessionStore) -> None:
+async def test_a_cancelled_task_in_a_tool(store: StoreBackend) -> None:
     """A tool that awaits a cancelled task has failed, and everybody's work goes on."""
     agent, heard = Agent("Support"), Heard()
     agent.tool(awaits_a_cancelled_task, name="spoilt")
@@ -49,7 +49,7 @@ async def test_a_cancelled_task_in_a_tool(store: BaseSessionStore) -> None:
     assert (heard.contents(), heard.contents("other")) == (["told"], ["next"])
 
 
-async def test_a_cancelled_task_in_instructions(store: BaseSessionStore) -> None:
+async def test_a_cancelled_task_in_instructions(store: StoreBackend) -> None:
     """Instructions that await a cancelled task fail their message, which is given up, and everybody's work goes on."""
     heard = Heard()
     spoilt = [True, True]
@@ -69,7 +69,7 @@ async def test_a_cancelled_task_in_instructions(store: BaseSessionStore) -> None
     assert [state for _, state, _ in await states(store)] == ["dead"]
 
 
-async def test_a_cancelled_task_in_on_response(store: BaseSessionStore) -> None:
+async def test_a_cancelled_task_in_on_response(store: StoreBackend) -> None:
     """An on_response that awaits a cancelled task is called again."""
     calls: list[str] = []
     heard = anyio.Event()
@@ -89,7 +89,7 @@ async def test_a_cancelled_task_in_on_response(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_left_at_once(steps: int, store: BaseSessionStore) -> None:
+async def test_left_at_once(steps: int, store: StoreBackend) -> None:
     """A worker that is left just after it has taken work holds nothing any more."""
     runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
     await runner.accept("s", "1", message_id="1")
@@ -107,7 +107,7 @@ async def test_left_at_once(steps: int, store: BaseSessionStore) -> None:
         await nothing_left(store)
 
 
-async def test_plain_function(store: BaseSessionStore) -> None:
+async def test_plain_function(store: StoreBackend) -> None:
     """A function that is not async hears each answer once."""
     heard: list[str] = []
     runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
@@ -117,7 +117,7 @@ async def test_plain_function(store: BaseSessionStore) -> None:
     assert heard == ["fine"]
 
 
-async def test_answers_in_order_between_workers(store: BaseSessionStore) -> None:
+async def test_answers_in_order_between_workers(store: StoreBackend) -> None:
     """An answer is not told by one worker before an earlier one that another worker is still telling."""
     order: list[str] = []
     telling, may_end = anyio.Event(), anyio.Event()
@@ -146,7 +146,7 @@ async def test_answers_in_order_between_workers(store: BaseSessionStore) -> None
     assert [each.split()[1] for each in order] == ["1", "3"]
 
 
-async def test_deleted_before_it_is_heard(store: BaseSessionStore) -> None:
+async def test_deleted_before_it_is_heard(store: StoreBackend) -> None:
     """What a deleted conversation would have been told is told nobody, however often it had been tried."""
     tried: list[str] = []
 
@@ -164,9 +164,7 @@ async def test_deleted_before_it_is_heard(store: BaseSessionStore) -> None:
 
 
 @pytest.mark.parametrize("fails", ["turn", "on_response"])
-async def test_waits_do_not_hold_up_the_end(
-    fails: str, store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waits_do_not_hold_up_the_end(fails: str, store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only waits to be tried again is left to the next worker at once."""
     asked = anyio.Event()
 
@@ -188,7 +186,7 @@ async def test_waits_do_not_hold_up_the_end(
 
 
 async def test_a_worker_that_fails(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker that fails at what no storage should raise says so at once, and again where it is left."""
     failed = anyio.Event()
@@ -207,7 +205,7 @@ async def test_a_worker_that_fails(
 
 
 @pytest.mark.parametrize(("lease", "error"), [("x", TypeError), (True, TypeError), (0, ValueError), (-1, ValueError)])
-async def test_refused_leases(lease: Any, error: type[Exception], store: BaseSessionStore) -> None:
+async def test_refused_leases(lease: Any, error: type[Exception], store: StoreBackend) -> None:
     """A lease is a number of seconds above 0, of a turn as of a runner."""
     session = await store.get_or_create("s", Agent("Support"))
     with pytest.raises(error, match="lease_seconds"):
@@ -216,7 +214,7 @@ async def test_refused_leases(lease: Any, error: type[Exception], store: BaseSes
         Runner(Agent("Support"), store, lease_seconds=lease)
 
 
-async def test_redone_rollback_to_before_the_turn(store: BaseSessionStore) -> None:
+async def test_redone_rollback_to_before_the_turn(store: StoreBackend) -> None:
     """A tool that went back to before its turn has done so when the turn goes on in another attempt."""
     agent = Agent("Support")
     session = await store.get_or_create("s", agent, {"a": 1})
@@ -237,7 +235,7 @@ async def test_redone_rollback_to_before_the_turn(store: BaseSessionStore) -> No
     assert (session.state, session.metadata) == ({"b": 2}, {"a": 1})
 
 
-async def test_work_that_was_taken_over(store: BaseSessionStore) -> None:
+async def test_work_that_was_taken_over(store: StoreBackend) -> None:
     """Work whose row somebody else has taken meanwhile is left to them."""
     runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
     await runner.accept("s", "1", message_id="1")
@@ -251,7 +249,7 @@ async def test_work_that_was_taken_over(store: BaseSessionStore) -> None:
     assert [state for _, state, _ in await states(store)] == ["interrupted"]
 
 
-async def test_refused_arguments(store: BaseSessionStore) -> None:
+async def test_refused_arguments(store: StoreBackend) -> None:
     """A worker is refused a grace that is no number of seconds, an on_response that is no function, a closed store."""
     runner = Runner(Agent("Support"), store, ScriptedEngine(default="fine"))
     for options, error in (

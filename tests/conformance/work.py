@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import PendingTurn
-from chatflow.core.store import BaseSessionStore
 
 
 class Heard:
@@ -43,18 +43,18 @@ class Heard:
         return [content for heard_in, content in self.answers if heard_in == session_id]
 
 
-async def lose_all(store: BaseSessionStore) -> None:
+async def lose_all(store: StoreBackend) -> None:
     """Interrupt every turn that anybody holds, as a watcher does whose beats they have not kept up with."""
     for beat in (await store.beat_turns(frozenset(), frozenset(), everything=True)).others:
         assert await store.interrupt_turn(beat)
 
 
-async def states(store: BaseSessionStore) -> list[tuple[Any, str, int]]:
+async def states(store: StoreBackend) -> list[tuple[Any, str, int]]:
     """The rows that have not committed: message, state, attempts."""
     return [(turn.message_id, turn.state, turn.attempts) for turn in await store.pending_turns()]
 
 
-async def nothing_left(store: BaseSessionStore) -> None:
+async def nothing_left(store: StoreBackend) -> None:
     """Wait until all rows have gone."""
     while await store.pending_turns():  # what is looked at sets no event
         await anyio.lowlevel.checkpoint()

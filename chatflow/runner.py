@@ -198,6 +198,8 @@ class Runner:
         if on_duplicate not in {"response", "raise"}:
             raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
         noted = _checked(session.session_id, user_message, metadata)
+        if isinstance(session, SessionContext):
+            session.store.adopt(session)
         claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
         return await self._answer(session, claim, user_message, noted, waits=on_duplicate == "response", strict=True)
 

@@ -118,6 +118,11 @@ class StoreBackend(BaseSessionStore, Storage):
             return None
         return self._session_of(key, found, live)
 
+    def adopt(self, session: SessionContext) -> None:
+        """Hand *session*, which was made elsewhere, out from now on, unless another one of its conversation is."""
+        if self._live.get(session.key) is None:
+            self._live.add(session)
+
     def unread_session(self, key: Key) -> SessionContext:
         """A session of the conversation *key* that has seen nothing of it yet."""
         return SessionContext.of_store(self, key, NOTHING_SEEN)
@@ -160,7 +165,7 @@ class StoreBackend(BaseSessionStore, Storage):
             assert asked is not None
             return asked
         live = self._live.get(key)
-        if live is not None and live.committed.session_key == found.session_key:
+        if live is not None and (live.known is None or live.committed.session_key == found.session_key):
             live.show(found)
             return live
         if live is not None:
@@ -171,8 +176,10 @@ class StoreBackend(BaseSessionStore, Storage):
 
     def _forget(self, sessions: Iterable[SessionContext]) -> None:
         for session in sessions:
-            self._live.remove(session)
-            session.mark_deleted()
+            # One that has yet to create its conversation has nothing that could have been deleted.
+            if session.known is not None:
+                self._live.remove(session)
+                session.mark_deleted()
 
     # --- agents ---
 

@@ -41,6 +41,7 @@ from chatflow.exceptions import (
     MessageInProgressError,
     MessageMismatchError,
     SessionConflictError,
+    SessionError,
     StoreClosedError,
     StoreError,
     TurnInsideTurnError,
@@ -148,6 +149,7 @@ class Turn:
             if isinstance(found, Answered):
                 return found
             self._refuse_closing()
+            self._refuse_other_service(found)
         except BaseException as error:
             first, self._first = self._first, None
             try:
@@ -257,6 +259,17 @@ class Turn:
         store = self.session.store
         if store.is_closing and not any(turn.session.store is store for turn in open_turns()):
             raise StoreClosedError(store=store.name)
+
+    def _refuse_other_service(self, place: Place) -> None:
+        """Refuse a conversation that was found with another service's session than the asking one was made for."""
+        session, found = self.session, place.session
+        wanted = None if session.new is None else session.new.service
+        if wanted is not None and found is not None and found.service != wanted:
+            raise SessionError(
+                f"session {shorten(session.session_id)} is stored already, and not with the service's session that it"
+                " was made for; give that one another session_id",
+                session_id=session.session_id,
+            )
 
     def _hold(self, turn_id: int, attempt: int) -> None:
         self.turn_id, self.attempt = turn_id, attempt

@@ -1,0 +1,174 @@
+"""Sessions that an agent makes and runs by itself, on every backend."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from chatflow.core.agent import Agent
+from chatflow.core.session import AgentSession, SessionContext
+from chatflow.core.store import BaseSessionStore
+from chatflow.engines.scripted import ScriptedEngine, user_text
+from chatflow.exceptions import SessionDeletedError, SessionError
+from tests.conformance.conftest import Restart
+from tests.conformance.conversation import texts, user
+
+
+def answering(name: str = "Support", **options: Any) -> Agent:
+    """An agent that repeats what it is told, with an exclamation mark."""
+    return Agent(name=name, engine=ScriptedEngine(default=lambda request: f"{user_text(request)}!"), **options)
+
+
+async def test_written_with_its_first_turn(store: BaseSessionStore) -> None:
+    """A session that an agent has made is not in the store before its first turn, and then it is."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    assert await store.get("s") is None
+    await agent.run("one", session=session)
+    stored = await store.get("s")
+    assert stored is not None
+    assert texts(stored.history) == ["one", "one!"]
+    assert stored.active_agent_name == "Support"
+
+
+async def test_goes_on_with_what_is_stored(store: BaseSessionStore, restart: Restart) -> None:
+    """A session made for an id that is stored goes on with that conversation, in its first turn."""
+    agent = answering()
+    await agent.run("one", session=agent.create_session("s", store=store))
+    store = await restart(store)
+    session = agent.create_session("s", store=store)
+    response = await agent.run("two", session=session)
+    assert response.content == "two!"
+    assert texts(session.history) == ["one", "one!", "two", "two!"]
+
+
+async def test_is_the_session_of_the_store(store: BaseSessionStore) -> None:
+    """Once it has run, the store hands out that very session, so that a tool may ask for it inside its turn."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    found: list[SessionContext | None] = []
+
+    @agent.tool
+    async def look() -> str:
+        """Look."""
+        found.append(await store.get("s"))
+        found.append(await store.get_or_create("s", agent))
+        return "there"
+
+    agent = Agent("Support", tools=agent.tools, engine=ScriptedEngine([ScriptedEngine.call("look"), "done"]))
+    await agent.run("go", session=session)
+    found.append(await store.get("s"))
+    assert [each is session for each in found] == [True, True, True]
+
+
+async def test_two_sessions_of_one_id(store: BaseSessionStore) -> None:
+    """Two sessions that were made for one id are one conversation."""
+    agent = answering()
+    one, other = agent.create_session("s", store=store), agent.create_session("s", store=store)
+    await agent.run("one", session=one)
+    await agent.run("two", session=other)
+    await agent.run("three", session=one)
+    assert texts(one.history) == ["one", "one!", "two", "two!", "three", "three!"]
+
+
+async def test_changes_wait_for_the_first_turn(store: BaseSessionStore) -> None:
+    """State that is set before the first turn is committed with it."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    session.set("theme", "dark")
+    session.metadata["channel"] = "web"
+    assert await store.get("s") is None
+    await agent.run("one", session=session)
+    stored = await store.get("s")
+    assert stored is not None
+    assert (stored.state, stored.metadata) == ({"theme": "dark"}, {"channel": "web"})
+
+
+async def test_deleted_before_it_was_written(store: BaseSessionStore) -> None:
+    """Deleting an id that has not been written does nothing to the session that is to write it."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    assert await store.delete("s") is False
+    await agent.run("one", session=session)
+    assert texts(session.history) == ["one", "one!"]
+
+
+async def test_deleted_afterwards(store: BaseSessionStore) -> None:
+    """A session that has run is deleted like any other: it writes nothing any more."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    assert await store.delete("s") is True
+    with pytest.raises(SessionDeletedError):
+        await agent.run("two", session=session)
+    with pytest.raises(SessionDeletedError):
+        session.set("theme", "dark")
+    with pytest.raises(SessionDeletedError):
+        session.delete("theme")
+    assert await store.get("s") is None
+
+
+async def test_duplicate(store: BaseSessionStore) -> None:
+    """A message id runs once in the session's conversation."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    first = await agent.run("one", session=session, message_id="m1")
+    again = await agent.run("one", session=session, message_id="m1")
+    assert (first.duplicate, again.duplicate, again.content) == (False, True, "one!")
+    assert texts(session.history) == ["one", "one!"]
+
+
+async def test_metadata_joins_the_turn(store: BaseSessionStore) -> None:
+    """Metadata given with a message is committed with its turn."""
+    agent = answering()
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session, metadata={"channel": "web"})
+    assert session.metadata == {"channel": "web"}
+
+
+async def test_agent_out_of_reach(store: BaseSessionStore) -> None:
+    """A session with an agent that the running one can't reach is refused, naming both, and nothing is changed."""
+    mine, other = answering("Mine"), answering("Other")
+    session = mine.create_session("s", store=store)
+    await mine.run("one", session=session)
+    with pytest.raises(SessionError, match=r"'Mine'.*'Other'"):
+        await other.run("two", session=session)
+    assert texts(session.history) == ["one", "one!"]
+
+
+async def test_colleague(store: BaseSessionStore) -> None:
+    """The active agent answers where the running one can hand over to it."""
+    billing = answering("Billing")
+    support = answering("Support", handoffs=[billing])
+    session = support.create_session("s", store=store)
+    await session.set_active_agent(billing)
+    response = await support.run("one", session=session)
+    assert response.active_agent_name == "Billing"
+
+
+async def test_session_of_the_store(store: BaseSessionStore) -> None:
+    """An agent runs in a session that a store has handed out."""
+    agent = answering()
+    session = await store.get_or_create("s", agent)
+    await agent.run("one", session=session)
+    assert texts(session.history) == ["one", "one!"]
+
+
+async def test_typed_state_commits_and_rolls_back(store: BaseSessionStore) -> None:
+    """Keys that are set and deleted in a turn go with it."""
+    session: AgentSession = await store.get_or_create("s", answering())
+    session.set("theme", "dark")
+    await session.save()
+    with suppress(ZeroDivisionError):
+        async with session.turn():
+            assert session.delete("theme") is True
+            assert session.delete("theme") is False
+            session.set("language", "en")
+            raise ZeroDivisionError
+    assert session.state == {"theme": "dark"}
+    async with session.turn():
+        await session.add_message(user("hello"))
+        session.delete("theme")
+    assert session.state == {}

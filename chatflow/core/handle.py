@@ -176,9 +176,15 @@ class Handle:
         window, self._window = self._window, None
         return window or Window.of(self.committed.history, self.committed.start)
 
-    def keep_window(self, window: Window) -> None:
-        """Keep what a turn has left, which is what was committed, for the next turn."""
-        self._window = window
+    def keep_window(self, window: Window, snapshot: Snapshot) -> None:
+        """Keep *window*, which a turn has left and which holds the messages of *snapshot*, for the next turn.
+
+        Not where *snapshot* is not the last commit that is known here: metadata may have been merged beside the turn,
+        somebody may have overtaken it, and what has come after its commit may have been shown before it. The messages
+        are others then, or stand at other positions, and what a turn adds to the wrong window is lost.
+        """
+        if snapshot is self.committed:
+            self._window = window
 
     def settle(self, applied: Mapping[Kind, Mapping[str, Change]]) -> None:
         """Drop the waiting changes that a commit has made durable."""
@@ -188,12 +194,15 @@ class Handle:
                 if waiting.get(key) is change:
                     del waiting[key]
 
-    def follow(self, before: Known) -> None:
-        """Let the running task's checkpoints outlast a commit of its own operation."""
+    def follow(self, before: Known, after: Known) -> None:
+        """Let the running task's checkpoints outlast *after*, the commit of its own operation, which followed *before*.
+
+        Not over the last commit that is known here, which may be somebody else's by now.
+        """
         task = current_task()
         for token in self._checkpoints or ():
             if token.task == task and token.committed == before:
-                token.committed = self.committed.known
+                token.committed = after
 
     def refuse_deleted(self) -> None:
         """Raise `SessionDeletedError` if the conversation is known to be deleted."""

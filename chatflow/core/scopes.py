@@ -70,8 +70,9 @@ class OwnTurn:
         if kind is not None:
             await self._turn.drop()
             return
-        before = self._session.committed.known
         try:
             await self._turn.commit()
         finally:
-            self._session.follow(before)
+            # Also where a cancellation has come in the meantime, which is raised after the commit.
+            if self._turn.made is not None:
+                self._session.follow(self._turn.working.base.known, self._turn.made)

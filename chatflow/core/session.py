@@ -262,7 +262,7 @@ class AgentSession(Handle):
         """A token for `rollback_to`: this moment's history, agent, metadata and state."""
         turn = self.member_turn
         if turn is not None:
-            return Checkpoint(turn.working.mark(), turn, self.committed.known, None)
+            return Checkpoint(turn.working.mark(), turn, turn.working.base.known, None)
         snapshot = attrs.evolve(
             self.committed,
             metadata=freeze_mapping(self.values("metadata"), "metadata"),

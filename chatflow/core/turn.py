@@ -27,6 +27,7 @@ from chatflow.core.records import (
     Cycle,
     Dead,
     InProgress,
+    Known,
     Leaving,
     Lost,
     Place,
@@ -97,6 +98,8 @@ class Turn:
         """Where it is to begin, if it was found by another turn."""
         self.hands_on = False
         """Whether the row stays in hand after a failure, to be tried again, and after an answer, to hand it on."""
+        self.made: Known | None = None
+        """The commit it has made, where nobody's but its own changes are in it."""
         self.left: State | None = None
         """What became of its row when it ended without a commit."""
         self.task: asyncio.Task[Any] | None = None
@@ -465,7 +468,7 @@ class Turn:
         session.refuse_deleted()
         if commit.changes_session or commit.claim is not None:
             return await finish(self._write(commit, front_stays=front_stays))
-        session.keep_window(working.window)
+        session.keep_window(working.window, working.base)
         session.settle(self._pending)
         await self._leave(End.TOLD)
         return False
@@ -480,8 +483,11 @@ class Turn:
         if not (outcome.answered and self.hands_on):
             self._release()
         snapshot = attrs.evolve(commit.snapshot, version=outcome.version, metadata=outcome.metadata)
+        if snapshot.metadata == commit.snapshot.metadata:
+            # Else it has joined what others have merged meanwhile.
+            self.made = snapshot.known
         session.show(snapshot, front_stays=front_stays)
-        session.keep_window(self.working.window)
+        session.keep_window(self.working.window, snapshot)
         session.settle(self._pending)
         session.store.line.ended(commit.turn_id, outcome.next_turn)
         return outcome.answered

@@ -32,12 +32,10 @@ from chatflow.core.messages import (
 )
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, PROVIDER_KEY, litellm_name
 from chatflow.engines.litellm_form import (
     CALL_FIELDS_KEY,
-    INVALID_ARGUMENTS_KEY,
-    PROVIDER_KEY,
     from_litellm_response,
-    litellm_name,
     to_litellm_messages,
     to_litellm_tools,
 )

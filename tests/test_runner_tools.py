@@ -13,7 +13,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply
 from chatflow.core.messages import Handoff, Role, ToolCall, ToolResult
 from chatflow.core.tools import ToolContext
-from chatflow.engines.litellm_form import INVALID_ARGUMENTS_KEY
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.runner import Runner
 from tests.runs import Barrier, results, session_of

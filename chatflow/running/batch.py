@@ -22,7 +22,7 @@ from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext
 from chatflow.core.values import freeze, freeze_mapping
-from chatflow.engines.litellm_form import INVALID_ARGUMENTS_KEY
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.exceptions import ToolArgumentError, UnstorableValueError, shorten
 
 logger = logging.getLogger("chatflow.runner")

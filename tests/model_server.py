@@ -9,9 +9,9 @@ import json
 import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
 import anyio.abc
@@ -72,24 +72,39 @@ class ModelServer:
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
         """Answer one request, and hang up."""
         async with stream:
-            headers, body = await _read(stream)
+            path, headers, body = await _read(stream)
             request = json.loads(body)
             self.requests.append(request)
             self.keys.append(headers.get("authorization", "").removeprefix("Bearer "))
-            refused = refusal(request)
-            answer = error(400, refused) if refused is not None else self._answers.popleft()
+            answer = self.answer(path, request)
             if answer == HANG:
                 await stream.receive()  # returns, with an error, when the client has gone
-            if answer != DISCONNECT:
-                await stream.send(_http(_completion(answer, request) if not isinstance(answer, Status) else answer))
+            if isinstance(answer, Status):
+                await stream.send(_http(answer))
+
+    def answer(self, path: str, request: Mapping[str, Any]) -> Status | str:
+        """The next answer to a request for *path*: an HTTP answer, HANG or DISCONNECT."""
+        assert path.endswith("/chat/completions"), path
+        refused = refusal(request)
+        if refused is not None:
+            return error(400, refused)
+        answer = self.next_scripted()
+        return answer if isinstance(answer, Status) or answer in (HANG, DISCONNECT) else _completion(answer, request)
+
+    def next_scripted(self) -> Any:
+        """What the script says next, off the script; an HTTP error that says so where it has come to its end."""
+        return self._answers.popleft() if self._answers else error(500, "the test's script has come to its end")
+
+
+_Server = TypeVar("_Server", bound=ModelServer)
 
 
 @asynccontextmanager
-async def model_server() -> AsyncIterator[ModelServer]:
+async def serving(kind: Callable[[str], _Server]) -> AsyncIterator[_Server]:
     """Serve on a free port of loopback until left."""
     async with await anyio.create_tcp_listener(local_host="127.0.0.1", family=socket.AF_INET) as listener:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        server = ModelServer(f"http://127.0.0.1:{port}/v1")
+        server = kind(f"http://127.0.0.1:{port}/v1")
 
         async def serve(stream: anyio.abc.SocketStream) -> None:
             with suppress(
@@ -103,16 +118,21 @@ async def model_server() -> AsyncIterator[ModelServer]:
             tasks.cancel_scope.cancel()
 
 
-async def _read(stream: anyio.abc.SocketStream) -> tuple[dict[str, str], bytes]:
+def model_server() -> AbstractAsyncContextManager[ModelServer]:
+    """Serve chat completions on a free port of loopback until left."""
+    return serving(ModelServer)
+
+
+async def _read(stream: anyio.abc.SocketStream) -> tuple[str, dict[str, str], bytes]:
     data = b""
     while b"\r\n\r\n" not in data:
         data += await stream.receive()
     head, _, body = data.partition(b"\r\n\r\n")
-    lines = head.decode("latin-1").split("\r\n")[1:]
+    request, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     while len(body) < int(headers["content-length"]):
         body += await stream.receive()
-    return headers, body
+    return request.split(" ")[1], headers, body
 
 
 def _http(answer: Status) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from chatflow.core.messages import AudioPart, FilePart, ImagePart, ToolResult
+from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.exceptions import UnstorableValueError
 
@@ -22,9 +23,6 @@ INVALID_ARGUMENTS_KEY: Final = "chatflow_invalid_arguments"
 
 The call itself has empty arguments. A position and not an id, since ids may be empty or used twice in one message.
 """
-
-EMPTY_TEXT: Final = "(empty message)"
-"""Some providers refuse a message without text, or drop it."""
 
 _BARE_NAMES: Final = (
     # Bare Gemini names go to Vertex AI in litellm, whose credentials few people have.

@@ -18,10 +18,10 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.tools import Tool
 from chatflow.core.values import thaw
 from chatflow.engines.common_form import (
-    EMPTY_TEXT,
     INVALID_ARGUMENTS_KEY,
     PROVIDER_KEY,
     arguments_of,

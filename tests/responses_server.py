@@ -126,7 +126,7 @@ class ResponsesServer(ModelServer):
         """The next answer to a request for *path*: an HTTP answer, HANG or DISCONNECT."""
         if not path.endswith("/responses"):
             return super().answer(path, request)
-        refused = self._refusal(request)
+        refused = self.refusal(request)
         if refused is not None:
             return refused
         scripted = self.next_scripted()
@@ -179,8 +179,8 @@ class ResponsesServer(ModelServer):
                 self.conversations[conversation] = context
         return response
 
-    def _refusal(self, request: Mapping[str, Any]) -> Status | None:
-        """What OpenAI would answer to a request that it refuses: first its form, then what it refers to."""
+    def refusal(self, request: Mapping[str, Any]) -> Status | None:
+        """What OpenAI would answer where it refuses the request: for its form, then for what it refers to."""
         fault = next(_faults(request), None)
         if fault is not None:
             return error(400, fault)

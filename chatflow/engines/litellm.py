@@ -24,6 +24,7 @@ from chatflow.engines.litellm_form import (
     tools_of_the_past,
 )
 from chatflow.engines.responses_form import (
+    is_conversation,
     to_input,
     to_instructions,
     to_responses_settings,
@@ -203,7 +204,7 @@ class LiteLLMEngine:
         except Exception as error:
             raise self._as_ours(error, model, session) from error
         if at_service:
-            return from_responses_response(response, model, session if _is_conversation(session) else None)
+            return from_responses_response(response, model, session)
         return from_litellm_response(response, model)
 
     def _arguments(self, request: EngineRequest, model: str) -> dict[str, Any]:
@@ -241,10 +242,8 @@ class LiteLLMEngine:
         if request.output_schema is not None:
             arguments["text"] = to_text(arguments.get("text"), request.output_schema)
         if session is not None:
-            name = "conversation" if _is_conversation(session) else "previous_response_id"
-            if not _is_conversation(session):
-                arguments[name] = session
-            # litellm has no argument for a conversation, and would take the id of a litellm proxy apart.
+            # litellm has no argument for a conversation, and in its own for a response would take a proxy's id apart.
+            name = "conversation" if is_conversation(session) else "previous_response_id"
             arguments["extra_body"] = {**(arguments.get("extra_body") or {}), name: session}
         return arguments
 
@@ -343,10 +342,6 @@ def _session_id(request: EngineRequest, model: str) -> str | None:
         f" {keys}): the Responses API knows a conversation by one id, a text",
         model=model,
     )
-
-
-def _is_conversation(session: str | None) -> bool:
-    return session is not None and session.startswith("conv_")
 
 
 def _said(error: Exception) -> Mapping[str, Any]:

@@ -64,6 +64,11 @@ _ONLY_IN_COMPLETIONS: Final = frozenset(
 _OF_THE_ENGINE: Final = frozenset({"background", "conversation", "input", "instructions", "previous_response_id"})
 
 
+def is_conversation(id_: str) -> bool:
+    """Whether this is the id of a conversation, which keeps it; any other is one of a response."""
+    return id_.startswith("conv_")
+
+
 def to_instructions(messages: Iterable[Message]) -> str | None:
     """All that the system messages say, or None if they say nothing."""
     texts = (message.text for message in messages if message.role is Role.SYSTEM and message.text.strip())
@@ -167,13 +172,11 @@ def _by_url(url: str, field: str) -> dict[str, str]:
 
 def _said(message: Message, provider: str) -> Iterator[dict[str, Any]]:
     """The items of a model's message."""
-    calls = iter(message.tool_calls)
-    start = 0
-    for item in _order_of(message, provider):
+    items = _order_of(message, provider)
+    calls, texts = iter(message.tool_calls), _texts(message.text, items)
+    for item in items:
         if item["type"] == "message":
-            text = message.text[start : start + item["length"]]
-            start += item["length"] + len(BETWEEN)
-            yield {"role": "assistant", "content": text_or_mark(text), **phase_of(item)}
+            yield {"role": "assistant", "content": text_or_mark(next(texts)), **phase_of(item)}
         elif item["type"] == "function_call":
             call = next(calls)
             name, arguments = function_name(call.name), as_json(call.args)
@@ -189,11 +192,18 @@ def _order_of(message: Message, provider: str) -> list[dict[str, Any]]:
     items = [item for item in map(_sent_back, cast("list[object]", stored)) if item] if isinstance(stored, list) else []
     while items and items[-1]["type"] in _SENT_BACK:
         items.pop()  # they belong to what follows them, and nothing does
-    lengths = [item["length"] for item in items if item["type"] == "message"]
     calls = sum(item["type"] == "function_call" for item in items)
-    text = sum(lengths) + len(BETWEEN) * (len(lengths) - 1) if lengths else 0
-    fits = bool(items) and text == len(message.text) and calls == len(message.tool_calls)
-    return items if fits else plain or [{"type": "message", "length": 0}]
+    fits = BETWEEN.join(_texts(message.text, items)) == message.text and calls == len(message.tool_calls)
+    return (items if fits else plain) or [{"type": "message", "length": 0}]
+
+
+def _texts(text: str, items: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The parts of a message's text, one for each item that holds text."""
+    start = 0
+    for item in items:
+        if item["type"] == "message":
+            yield text[start : start + item["length"]]
+            start += item["length"] + len(BETWEEN)
 
 
 def _sent_back(stored: object) -> dict[str, Any] | None:

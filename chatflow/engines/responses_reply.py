@@ -18,7 +18,14 @@ from chatflow.engines.common_form import (
     plain_code,
     provider_of,
 )
-from chatflow.engines.responses_form import BETWEEN, OUTPUT_KEY, phase_of, plain_order, speaks_for_itself
+from chatflow.engines.responses_form import (
+    BETWEEN,
+    OUTPUT_KEY,
+    is_conversation,
+    phase_of,
+    plain_order,
+    speaks_for_itself,
+)
 from chatflow.exceptions import (
     ContextWindowError,
     EngineBadRequestError,
@@ -53,10 +60,11 @@ def own_id(id_: str) -> str:
         return id_
 
 
-def from_responses_response(response: Any, model: str, conversation: str | None = None) -> EngineReply:
-    """The reply in a response (litellm's object, or the same as a dict) of *model*.
+def from_responses_response(response: Any, model: str, session: str | None = None) -> EngineReply:
+    """The reply in a response (litellm's object, or the same as a dict) of *model*, asked to go on from *session*.
 
-    Its session is *conversation*, or else the response itself, if the service says nothing of having not stored it.
+    Its own session is the same conversation, or the response itself. It has none if it is a first one and the service
+    says that it was not stored, as it is with accounts that may keep no data.
 
     Raises:
         EngineError: The response failed, by kind, or holds no answer.
@@ -70,17 +78,22 @@ def from_responses_response(response: Any, model: str, conversation: str | None 
     output = _Output()
     for item in cast("list[dict[str, Any]]", items):
         output.take(item)
-    session, id_ = conversation, data.get("id")
-    if session is None and isinstance(id_, str) and data.get("store") is not False:
-        session = own_id(id_)
     return EngineReply(
         text=BETWEEN.join(output.texts) if output.speaks else None,
         tool_calls=tuple(output.calls),
         usage=_usage(data.get("usage") or {}) or None,
         extra=output.beyond_text_and_calls(provider_of(model)),
-        service_session_id=session,
+        service_session_id=_session_after(data, session),
         finish_reason=_finish_reason(data, bool(output.calls)),
     )
+
+
+def _session_after(data: Mapping[str, Any], session: str | None) -> str | None:
+    if session is not None and is_conversation(session):
+        return session
+    id_ = data.get("id")
+    stored = session is not None or data.get("store") is not False
+    return own_id(id_) if isinstance(id_, str) and stored else None
 
 
 class _Output:

@@ -60,7 +60,7 @@ class ModelServer:
         self.url: Final = url
         self.requests: Final[list[dict[str, Any]]] = []
         self.keys: Final[list[str]] = []
-        self._answers: Final[deque[Answer]] = deque()
+        self._answers: Final[deque[Any]] = deque()
 
     def script(self, *answers: Answer) -> None:
         """Answer the next requests with these, in order, and forget what came before."""

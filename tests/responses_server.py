@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from tests.model_server import DISCONNECT, HANG, ModelServer, Status, error, serving
+from tests.model_server import DISCONNECT, HANG, Answer, ModelServer, Status, error, serving
 
 Item: TypeAlias = dict[str, Any]
 """An item of a request's input or of a response's output."""
@@ -34,7 +34,11 @@ Item: TypeAlias = dict[str, Any]
 class Unheard:
     """The service makes this answer and keeps it, and its line is cut before the client has heard of it."""
 
-    answer: Any
+    answer: Answer
+
+
+Said: TypeAlias = "Answer | Unheard"
+"""Text to answer with, `calls`, fields of a response, an HTTP answer, HANG, DISCONNECT; or one that nobody hears."""
 
 
 def user(text: str) -> Item:
@@ -99,6 +103,11 @@ class ResponsesServer(ModelServer):
         self.kept: Final[dict[str, tuple[Item, ...]]] = {}
         self.conversations: Final[dict[str, tuple[Item, ...]]] = {}
         self._numbers: Final = itertools.count(1)
+
+    def script(self, *answers: Said) -> None:
+        """Answer the next requests with these, in order, and forget what was asked before; what is kept stays."""
+        super().script()
+        self._answers.extend(answers)
 
     @property
     def inputs(self) -> list[list[Item]]:

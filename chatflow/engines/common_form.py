@@ -8,12 +8,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from chatflow.core.messages import AudioPart, FilePart, ImagePart, ToolResult
 from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.exceptions import UnstorableValueError
+
+_T = TypeVar("_T")
 
 PROVIDER_KEY: Final = "chatflow_provider"
 """In `extra`: whose fields these are. They go back to that provider, and to no other, which would refuse them."""
@@ -62,19 +64,35 @@ def sendable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def all_sendable(value: _T) -> _T:
+    """The same with all texts in it: ids, URLs and what a provider said before come from elsewhere too."""
+    items: Any = value  # checkers know a value's kind in each case, and nothing of what is in it
+    made: Any = value
+    match value:
+        case str() if not value.isascii():
+            made = sendable(value)
+        case dict():
+            made = {all_sendable(key): all_sendable(item) for key, item in items.items()}
+        case list():
+            made = [all_sendable(item) for item in items]
+        case _:
+            pass
+    return cast("_T", made)
+
+
 def text_or_mark(text: str) -> str:
-    """The text as it is sent, or where there is none, one that says so."""
-    return sendable(text) if text.strip() else EMPTY_TEXT
+    """The text, or where there is none, one that says so."""
+    return text if text.strip() else EMPTY_TEXT
 
 
 def as_json(value: Any) -> str:
     """A value as JSON; what JSON lacks becomes text that a model can read."""
-    return sendable(json.dumps(_plain(value), ensure_ascii=False))
+    return json.dumps(_plain(value), ensure_ascii=False)
 
 
 def result_text(result: ToolResult) -> str:
     """What a tool gave back: text as it is, other values as JSON, an error marked as one."""
-    text = sendable(result.content) if isinstance(result.content, str) else as_json(result.content)
+    text = result.content if isinstance(result.content, str) else as_json(result.content)
     return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
 
 

@@ -285,7 +285,7 @@ class LiteLLMEngine:
             kind, what = EngineTimeoutError, f"no answer within {self._timeout:g} s"
         elif isinstance(error, litellm.ContextWindowExceededError):
             kind, what = ContextWindowError, "the conversation is longer than it can take; a lower max_turns sends less"
-        elif isinstance(error, litellm.RateLimitError):
+        elif isinstance(error, litellm.RateLimitError) or status == 429:
             kind, what = EngineRateLimitError, "the provider takes no more requests for now"
         elif isinstance(error, litellm.AuthenticationError) or status in {401, 403}:
             kind, what = EngineAuthenticationError, "the provider refuses the API key, or what is done with it"

@@ -24,6 +24,7 @@ from chatflow.core.values import thaw
 from chatflow.engines.common_form import (
     INVALID_ARGUMENTS_KEY,
     PROVIDER_KEY,
+    all_sendable,
     arguments_of,
     as_json,
     audio_format,
@@ -34,7 +35,6 @@ from chatflow.engines.common_form import (
     given,
     provider_of,
     result_text,
-    sendable,
     text_or_mark,
 )
 from chatflow.exceptions import EngineUnavailableError, shorten
@@ -62,8 +62,8 @@ def to_litellm_messages(messages: Iterable[Message], model: str) -> list[dict[st
         elif message.role is Role.TOOL:
             sent.extend(_tool_message(result) for result in message.tool_results)
         elif message.text.strip():
-            sent.append({"role": "system", "content": sendable(message.text)})
-    return sent
+            sent.append({"role": "system", "content": message.text})
+    return all_sendable(sent)
 
 
 def to_litellm_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def _assistant(message: Message, provider: str) -> dict[str, Any]:
     sent: dict[str, Any] = {
         name: value for name, value in extra.items() if name not in _NOT_SENT_BACK and not name.startswith("chatflow_")
     }
-    text = sendable(message.text) if message.text.strip() else None
+    text = message.text if message.text.strip() else None
     sent |= {"role": "assistant", "content": text or (None if message.tool_calls else EMPTY_TEXT)}
     if message.tool_calls:
         fields: list[dict[str, Any]] = extra.get(CALL_FIELDS_KEY) or []

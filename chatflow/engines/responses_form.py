@@ -14,6 +14,7 @@ from chatflow.core.tools import Tool
 from chatflow.core.values import thaw
 from chatflow.engines.common_form import (
     PROVIDER_KEY,
+    all_sendable,
     as_json,
     audio_format,
     base64_text,
@@ -93,7 +94,7 @@ def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
                 {"type": "function_call_output", "call_id": result.tool_call_id, "output": result_text(result)}
                 for result in message.tool_results
             )
-    return items
+    return all_sendable(items)
 
 
 def to_responses_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -212,7 +213,7 @@ def _sent_back(stored: object) -> dict[str, Any] | None:
     kind, length = item.get("type"), item.get("length")
     if kind == "function_call" or (kind == "message" and isinstance(length, int) and length > 0):
         return item
-    if kind not in _SENT_BACK or not speaks_for_itself(item):
+    if not isinstance(kind, str) or kind not in _SENT_BACK or not speaks_for_itself(item):
         return None
     without = ("id", "status") if item.get("encrypted_content") else ("status",)
     sent = {name: value for name, value in item.items() if name not in without}

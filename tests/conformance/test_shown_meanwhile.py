@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 
+from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
 from chatflow.core.records import Claim, Commit, Committed, Key, Leaving, Left, Lost, NewSession
 from chatflow.core.session import AgentSession
-from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.core.values import FrozenDict
 from chatflow.engines.scripted import ScriptedEngine
@@ -47,7 +47,7 @@ MERGED: Final = NewSession(agent_name="Support", metadata=FrozenDict({"channel":
 idle_in_all_ways: Final = pytest.mark.parametrize("do", IDLE.values(), ids=IDLE.keys())
 
 
-async def history_is(store: BaseSessionStore, *expected: str) -> None:
+async def history_is(store: StoreBackend, *expected: str) -> None:
     """The store and the living session both have these messages."""
     session = await outside(store.get("s"))
     assert session is not None
@@ -55,13 +55,13 @@ async def history_is(store: BaseSessionStore, *expected: str) -> None:
     assert texts((await store.messages("s")).items) == list(expected)
 
 
-async def merged(store: BaseSessionStore) -> AgentSession:
+async def merged(store: StoreBackend) -> AgentSession:
     """The conversation after metadata was merged into it, without a turn, as every delivery of a webhook may do."""
     return await outside(store.get_or_create("s", SUPPORT, {"channel": "web"}))
 
 
 def after_commit(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
 ) -> None:
     """Let *happens* be once the next commit is durable, and before the turn it is of has heard so."""
     commit_turn = store.commit_turn
@@ -76,7 +76,7 @@ def after_commit(
 
 
 def before_commit(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
 ) -> None:
     """Let *happens* be before the next commit is written."""
     commit_turn = store.commit_turn
@@ -93,7 +93,7 @@ def before_commit(
 
 
 @idle_in_all_ways
-async def test_merged_beside_an_idle_turn(store: BaseSessionStore, do: Idle) -> None:
+async def test_merged_beside_an_idle_turn(store: StoreBackend, do: Idle) -> None:
     """A message is stored after a turn that changed nothing and beside which metadata was merged."""
     session = await store.get_or_create("s", SUPPORT)
     async with session.turn():
@@ -103,7 +103,7 @@ async def test_merged_beside_an_idle_turn(store: BaseSessionStore, do: Idle) -> 
     await history_is(store, "hello")
 
 
-async def test_run_after_an_idle_turn(store: BaseSessionStore) -> None:
+async def test_run_after_an_idle_turn(store: StoreBackend) -> None:
     """What a run has answered is stored after a turn that changed nothing and beside which metadata was merged."""
     session = await store.get_or_create("s", SUPPORT)
     async with session.turn():
@@ -112,7 +112,7 @@ async def test_run_after_an_idle_turn(store: BaseSessionStore) -> None:
     await history_is(store, "hello", "hi")
 
 
-async def test_merged_beside_an_idle_answer(store: BaseSessionStore) -> None:
+async def test_merged_beside_an_idle_answer(store: StoreBackend) -> None:
     """A message is stored after a turn that answered another, changed nothing, and had metadata merged beside it."""
     session = await store.get_or_create("s", SUPPORT)
     turn = Turn(session, Claim("m", "hello"), "Support")
@@ -124,7 +124,7 @@ async def test_merged_beside_an_idle_answer(store: BaseSessionStore) -> None:
     await history_is(store, "and now?")
 
 
-async def test_merged_before_a_commit_is_told(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_merged_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is stored after a turn whose commit was not back yet when metadata was merged."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["seen"] = True
@@ -135,7 +135,7 @@ async def test_merged_before_a_commit_is_told(store: BaseSessionStore, monkeypat
     assert (session.state, session.metadata) == ({"seen": True}, {"channel": "web"})
 
 
-async def test_read_before_a_commit_is_told(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is stored after a turn whose commit was read before it was back."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["seen"] = True
@@ -145,7 +145,7 @@ async def test_read_before_a_commit_is_told(store: BaseSessionStore, monkeypatch
     await history_is(store, "hello")
 
 
-async def test_rollback_in_turn_after_metadata_merged(store: BaseSessionStore) -> None:
+async def test_rollback_in_turn_after_metadata_merged(store: StoreBackend) -> None:
     """A checkpoint of a turn is good in that turn, whenever metadata is merged beside it, and what was merged stays."""
     session = await store.get_or_create("s", SUPPORT)
     async with session.turn():
@@ -163,7 +163,7 @@ async def test_rollback_in_turn_after_metadata_merged(store: BaseSessionStore) -
     assert session.metadata == {"channel": "web"}
 
 
-async def test_rollback_over_merged_metadata(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rollback_over_merged_metadata(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback is refused that would undo the merging of metadata beside the task's own operation."""
     session = await store.get_or_create("s", SUPPORT)
     token = session.checkpoint()
@@ -179,7 +179,7 @@ async def test_rollback_over_merged_metadata(store: BaseSessionStore, monkeypatc
 
 
 @idle_in_all_ways
-async def test_overtaken_idle_turn(store: BaseSessionStore, do: Idle) -> None:
+async def test_overtaken_idle_turn(store: StoreBackend, do: Idle) -> None:
     """What was committed while a turn that changed nothing had lost its row stays when the next turn commits."""
     session = await store.get_or_create("s", SUPPORT)
     await say(session, "before")
@@ -191,7 +191,7 @@ async def test_overtaken_idle_turn(store: BaseSessionStore, do: Idle) -> None:
     await history_is(store, "before", "before!", "theirs", "mine")
 
 
-async def test_others_commit_before_a_commit_is_told(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_commit_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was committed after a turn and before its own commit was back stays when the next turn commits."""
     session = await store.get_or_create("s", SUPPORT)
     after_commit(store, monkeypatch, lambda: outside(say(session, "theirs")))
@@ -201,7 +201,7 @@ async def test_others_commit_before_a_commit_is_told(store: BaseSessionStore, mo
 
 
 async def test_others_commit_read_before_a_commit_is_told(
-    store: BaseSessionStore, second: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreBackend, second: StoreBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another store has committed and this one has read before its own commit was back stays likewise."""
     session = await store.get_or_create("s", SUPPORT)
@@ -216,7 +216,7 @@ async def test_others_commit_read_before_a_commit_is_told(
     await history_is(store, "first", "theirs", "theirs!", "mine")
 
 
-async def test_rollback_over_others_commit(store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rollback_over_others_commit(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback is refused that would undo what others committed before the task's own commit was back."""
     session = await store.get_or_create("s", SUPPORT)
     token = session.checkpoint()
@@ -228,7 +228,7 @@ async def test_rollback_over_others_commit(store: BaseSessionStore, monkeypatch:
 
 
 async def test_rollback_over_others_commit_beside_an_idle_turn(
-    store: BaseSessionStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rollback is refused that would undo what others committed while an own turn changed nothing."""
     session = await store.get_or_create("s", SUPPORT)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import weakref
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 import attrs
 
@@ -24,9 +24,10 @@ from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check
 from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.service import ServiceSession, ServiceSessionId
 from chatflow.core.state import Values
+from chatflow.core.typed import MismatchError, check_comes_back, typed
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.core.working import Kind, Working
-from chatflow.exceptions import SessionConflictError, SessionStateError, UnstorableValueError, shorten
+from chatflow.exceptions import SessionConflictError, SessionKeyError, SessionStateError, UnstorableValueError, shorten
 
 if TYPE_CHECKING:
     from chatflow.core.backend import StoreBackend
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chatflow.session")
 
 DEFAULT_MAX_TURNS: Final = 40
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+_NO_DEFAULT: Final[Any] = object()
 
 
 def new_session_id() -> str:
@@ -182,14 +187,51 @@ class AgentSession(Handle):
     # --- typed state ---
 
     def set(self, key: str, value: Any) -> None:
-        """Keep *value* in the state under *key*: what `get` gives back as the type it had.
+        """Keep *value* in the state under *key*: what `get` gives back as the type it had, equal.
 
         Raises:
-            SessionStateError: It can't be kept; the error names the path, and nothing has changed.
+            SessionStateError: It can't be kept, or would not come back equal; the error names the path, and nothing has
+                changed.
             SessionDeletedError: The conversation is known to be deleted.
         """
         self.refuse_deleted()
-        self.state[key] = value
+        kept = self.freeze_values("state", {key: value})[key]
+        try:
+            check_comes_back(value, kept, f"state.{key}")
+        except MismatchError as error:
+            raise SessionStateError(session_id=self.session_id, path=error.path, reason=error.reason) from error
+        self.set_value("state", key, kept)
+
+    @overload
+    def get(self, key: str) -> Any: ...
+    @overload
+    def get(self, key: str, kind: type[_T]) -> _T: ...
+    @overload
+    def get(self, key: str, kind: type[_T], default: _D) -> _T | _D: ...
+    @overload
+    def get(self, key: str, kind: Any, default: Any = ...) -> Any: ...
+    def get(self, key: str, kind: Any = Any, default: Any = _NO_DEFAULT) -> Any:
+        """What the state holds under *key*, as an instance of *kind*, which the caller may change.
+
+        *kind* is the class it was set as, or whatever can stand in an annotation, such as ``list[Order]``; without one
+        the plain value is given. Nothing is coerced. Fields that the class has got since take their defaults.
+
+        Raises:
+            SessionKeyError: There is no such key, and no *default* to give instead.
+            SessionStateError: The value is not of that kind; the error names the path, such as ``state.prefs.theme``.
+            TypeError: *kind* is no type that values come back as.
+            SessionDeletedError: The conversation is known to be deleted.
+        """
+        self.refuse_deleted()
+        values = self.values("state")
+        if key not in values:
+            if default is _NO_DEFAULT:
+                raise SessionKeyError(session_id=self.session_id, key=key)
+            return default
+        try:
+            return typed(values[key], kind, f"state.{key}")
+        except MismatchError as error:
+            raise SessionStateError(session_id=self.session_id, path=error.path, reason=error.reason) from error
 
     def delete(self, key: str) -> bool:
         """Remove *key* from the state. False if there was none.

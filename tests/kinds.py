@@ -103,6 +103,16 @@ class Named:
 
 
 @dataclasses.dataclass
+class Short:
+    """Keeps the first of its items."""
+
+    items: list[int]
+
+    def __post_init__(self) -> None:
+        del self.items[1:]
+
+
+@dataclasses.dataclass
 class Loud:
     """Changes what it is given."""
 

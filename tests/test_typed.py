@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import randrange
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import attrs
 import pydantic
@@ -33,6 +33,7 @@ from tests.kinds import (
     Named,
     Order,
     Point,
+    Short,
     Shown,
     Theme,
     UserId,
@@ -212,6 +213,9 @@ def test_nothing_is_coerced(value: Any, drawn: tuple[Any, Any]) -> None:
         ({1: {"text": "loud"}}, dict[int, Loud], "k[1].text", None),
         ([{"text": "loud"}], list[Loud], "k[0].text", None),
         ((1, 2, 3), Point, "k", None),
+        (2, Literal["a", 1], "k", "it is none of 'a', 1"),
+        (True, Literal["a", 1], "k", "it is none of 'a', 1"),
+        ({"items": [1, 2]}, Short, "k.items", "as Short it would be another value than what is kept"),
         ({"loud": True}, Shown, "k.loud", None),
     ],
 )

@@ -19,6 +19,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.owners import ALL, Erased
 from chatflow.core.pruning import prune
 from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
 from chatflow.core.repairs import Fault, Repair
@@ -54,6 +55,7 @@ from chatflow.exceptions import (
     StoreError,
     StoreFormatError,
     StoreOwnerRequiredError,
+    StoreScopeError,
     ToolArgumentError,
     ToolError,
     TurnInsideTurnError,
@@ -66,6 +68,7 @@ from chatflow.sqlite import SQLiteSessionStore
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALL",
     "DEFAULT_DEDUP_TTL_HOURS",
     "Agent",
     "AgentResponse",
@@ -85,6 +88,7 @@ __all__ = [
     "EngineRequest",
     "EngineTimeoutError",
     "EngineUnavailableError",
+    "Erased",
     "Fault",
     "FilePart",
     "Handoff",
@@ -122,6 +126,7 @@ __all__ = [
     "StoreError",
     "StoreFormatError",
     "StoreOwnerRequiredError",
+    "StoreScopeError",
     "TextPart",
     "Tool",
     "ToolArgumentError",

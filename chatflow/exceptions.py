@@ -20,7 +20,8 @@ ChatflowError
 │   ├── StoreClosedError
 │   ├── StoreBusyError
 │   ├── StoreFormatError
-│   └── StoreOwnerRequiredError
+│   ├── StoreOwnerRequiredError
+│   └── StoreScopeError
 ├── EngineError
 │   ├── EngineRateLimitError
 │   ├── EngineTimeoutError
@@ -334,6 +335,21 @@ class StoreOwnerRequiredError(StoreError):
 
     def __init__(self, *, store: str) -> None:
         super().__init__(f"store {shorten(store)} requires an owner; use store.for_owner(...)", store=store)
+
+
+class StoreScopeError(StoreError):
+    """A store or runner of one owner was asked for what is only for the whole; nothing was done.
+
+    Attributes:
+        what: What was asked for.
+    """
+
+    def __init__(self, *, store: str, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"store {shorten(store)}: {what} is not for one owner's; call it on what for_owner() was called on",
+            store=store,
+        )
 
 
 class EngineError(ChatflowError):

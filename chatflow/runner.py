@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import uuid
@@ -130,6 +131,21 @@ class Runner:
 
     def __repr__(self) -> str:
         return f"<Runner starting_agent={self.starting_agent!r} session_store={self.session_store!r}>"
+
+    def for_owner(self, owner: str) -> Runner:
+        """The same runner over that owner's conversations alone: `BaseSessionStore.for_owner`.
+
+        Made in a microsecond, for each request; it shares agents, engine and slots. Work is done for all owners by
+        whoever is inside `working` of the runner that this was called on; `PendingTurn.owner` says whose a turn is.
+
+        Raises:
+            TypeError: *owner* is not a string.
+            ValueError: It can't be an owner's name.
+            StoreScopeError: This runner is another owner's.
+        """
+        scoped = copy.copy(self)
+        scoped.__dict__["session_store"] = self.session_store.for_owner(owner)
+        return scoped
 
     async def get_session(self, session_id: str) -> SessionContext | None:
         """The conversation as the store has it now, or None if there is none."""
@@ -293,9 +309,13 @@ class Runner:
         At the end no more is taken; what is under way may end within *grace* seconds, is then cancelled, and waits for
         the next one who works.
 
+        It does the work of all owners, with one worker for them together.
+
         Raises:
             StoreClosedError: The store is closed.
+            StoreScopeError: This is one owner's runner.
         """
+        self.session_store.refuse_owners("working()")
         if on_response is not None and not callable(on_response):
             raise TypeError(f"on_response must be a function of a turn and its response, not {on_response!r}")
         check_grace(grace)

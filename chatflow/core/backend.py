@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Final
 
+import attrs
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
@@ -19,16 +20,22 @@ from chatflow.core.beats import Beats
 from chatflow.core.ending import end_turns
 from chatflow.core.finish import finish
 from chatflow.core.live import LiveSessions
+from chatflow.core.owners import Erased, Hidden, Purged
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Seen, Snapshot, check_grace
 from chatflow.core.repairs import Part, Repair
 from chatflow.core.session import SessionContext
 from chatflow.core.storage import Storage
-from chatflow.core.store import SLICE, AgentResolver, BaseSessionStore
+from chatflow.core.store import AgentResolver, BaseSessionStore
 from chatflow.core.turn import Turn
+from chatflow.core.upkeep import SLICE
 
 _HUNDRED_YEARS: Final = 100 * 366 * 24
 """In hours. No message is delivered again after that, and dates end at some point."""
+
+
+_ERASED_AT_ONCE: Final = 100
+"""Conversations whose rows one transaction erases, which writes each freed page."""
 
 
 def _check_hours(hours: object) -> float:
@@ -50,6 +57,8 @@ class StoreBackend(BaseSessionStore, Storage):
         self._default_max_turns = check_max_turns(default_max_turns, "default_max_turns")
         self._dedup_ttl_hours = _check_hours(dedup_ttl_hours)
         self._is_closing = False
+        self.requires_owner = False
+        """Whether `require_owner` was called."""
         self._live = LiveSessions()
         self._entering: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
         # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.
@@ -147,6 +156,57 @@ class StoreBackend(BaseSessionStore, Storage):
                 self._forget(handed_out)
                 return
             await yield_once()  # where a cancellation can end it, which the slices hold off
+
+    async def session_at_service(self, owner: str, service_key: str, agent: Agent) -> SessionContext | None:
+        """The owner's conversation that holds that id of a service's, given to *agent*, to its peers, or to any."""
+        agent_names = frozenset(agent.reachable())
+        while True:
+            key = await self.find_service_session(owner, service_key, agent_names)
+            session = None if key is None else await self.session_of(key)
+            service = None if session is None else session.committed.service
+            # In between it may have been deleted, or got another.
+            if key is None or (service is not None and service.key == service_key and service.is_for(agent_names)):
+                break
+        if session is not None:
+            session.answer_with(agent)
+        return session
+
+    async def purge_all(self, owner: str | None, idle_for: float | None) -> int:
+        """Delete what was left alone for too long, a slice at a time, and what is left of erased owners."""
+        count, after = 0, None
+        while True:
+            purged = await finish(self._purge_slice(owner, idle_for, after))
+            count, after = count + len(purged.sessions), purged.next
+            if after is None:
+                break
+            await yield_once()  # as in delete_all()
+        await self._drop_hidden(rewrite=False)
+        return count
+
+    async def _purge_slice(self, owner: str | None, idle_for: float | None, after: object | None) -> Purged:
+        purged = await self.purge_sessions(owner, idle_for, after, SLICE)
+        for key, session_key in purged.sessions:
+            self._forget(each for each in self._live.all_of(key) if each.committed.session_key == session_key)
+        self.line.wake(purged.turns)
+        return purged
+
+    async def erase(self, owner: str, *, rewrite: bool) -> Erased:
+        """Hide all of an owner, then delete it, a slice at a time."""
+        hidden = await finish(self._hide(owner))
+        flushed = await self._drop_hidden(rewrite=rewrite)
+        return attrs.evolve(hidden.counts, flushed=flushed)
+
+    async def _hide(self, owner: str) -> Hidden:
+        handed_out = self._live.all_of_owner(owner)
+        hidden = await self.hide_owner(owner)
+        self._forget(handed_out)
+        self.line.wake(hidden.turns)
+        return hidden
+
+    async def _drop_hidden(self, *, rewrite: bool) -> bool:
+        while await finish(self.drop_hidden(_ERASED_AT_ONCE)):
+            await yield_once()  # as in delete_all()
+        return await finish(self.flush_hidden(rewrite=rewrite))
 
     async def repair_slice(self, after: object | None) -> Part[Repair]:
         """Mend the next slice, and show what became of it to whoever has a conversation open."""

@@ -14,6 +14,7 @@ from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.memory_tables import MemoryTables
 from chatflow.core.messages import Message
+from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -91,15 +92,15 @@ class SessionStore(StoreBackend):
     def keep(self, key: Key, snapshot: Snapshot) -> Snapshot:
         """Add a conversation that is like *snapshot*: a session that was made without a store begins with it."""
         with self._lock:
-            return self._tables.keep(key, snapshot)
+            return self._tables.sessions.keep(key, snapshot)
 
     async def load_session(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
         """The stored snapshot itself: frozen, so that nobody can change it."""
-        return await self._operation(self._tables.load, key, known)
+        return await self._operation(self._tables.sessions.load, key, known)
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Create or merge."""
-        return await self._operation(self._tables.create, key, new)
+        return await self._operation(self._tables.sessions.create, key, new)
 
     async def delete_session(self, key: Key) -> tuple[int, ...] | None:
         """Delete one conversation."""
@@ -109,13 +110,17 @@ class SessionStore(StoreBackend):
         """Delete a slice."""
         return await self._operation(self._tables.delete_slice, owner, limit)
 
-    async def page_of_sessions(self, owner: str, limit: int, after: int | None) -> Page[SessionInfo]:
+    async def page_of_sessions(self, owner: str | None, limit: int, after: int | None) -> Page[SessionInfo]:
         """Newest version first."""
-        return await self._operation(self._tables.page_of_sessions, owner, limit, after)
+        return await self._operation(self._tables.sessions.page_of_sessions, owner, limit, after)
+
+    async def find_service_session(self, owner: str, service_key: str, agent_names: frozenset[str]) -> Key | None:
+        """By an index."""
+        return await self._operation(self._tables.sessions.find_service_session, owner, service_key, agent_names)
 
     async def page_of_messages(self, key: Key, limit: int, before: int | None) -> Page[Message] | None:
         """A slice of the history."""
-        return await self._operation(self._tables.page_of_messages, key, limit, before)
+        return await self._operation(self._tables.sessions.page_of_messages, key, limit, before)
 
     async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         """Insert a row, or take the message's own."""
@@ -174,7 +179,7 @@ class SessionStore(StoreBackend):
         """Drop the row."""
         await self._operation(self._tables.end_answered, turn_id, attempt)
 
-    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+    async def page_of_turns(self, owner: str | None, after: int, limit: int) -> tuple[PendingTurn, ...]:
         """A slice of the rows."""
         return await self._operation(self._tables.page_of_turns, owner, after, limit)
 
@@ -189,6 +194,45 @@ class SessionStore(StoreBackend):
     async def purge_processed(self, limit: int) -> int:
         """Drop the oldest."""
         return await self._operation(self._tables.purge, limit)
+
+    async def purge_sessions(
+        self, owner: str | None, idle_for: float | None, after: object | None, limit: int
+    ) -> Purged:
+        """List those that may go, and look at a slice of them."""
+        assert after is None or isinstance(after, tuple)
+        return await self._operation(self._tables.purge_sessions, owner, idle_for, after, limit)
+
+    async def hide_owner(self, owner: str) -> Hidden:
+        """Delete all of it."""
+        return await self._operation(self._tables.erase, owner)
+
+    async def drop_hidden(self, limit: int) -> bool:
+        """Nothing: it is gone already."""
+        return await self._operation(bool)
+
+    async def flush_hidden(self, *, rewrite: bool) -> bool:
+        """Nothing: there is no file."""
+        return not await self._operation(bool)
+
+    async def page_of_session_ids(self, owner: str, after: str, limit: int) -> tuple[str, ...]:
+        """The next ids in order."""
+        return await self._operation(self._tables.sessions.page_of_session_ids, owner, after, limit)
+
+    async def read_session(self, key: Key) -> Stored | None:
+        """The stored snapshot itself."""
+        return await self._operation(self._tables.sessions.read, key)
+
+    async def read_journal(self, turn_id: int) -> tuple[Entry, ...]:
+        """What is kept of the turn."""
+        return await self._operation(self._tables.rows.read_journal, turn_id)
+
+    async def page_of_processed(self, owner: str, after: tuple[str, str], limit: int) -> tuple[RememberedId, ...]:
+        """The next ids in order."""
+        return await self._operation(self._tables.page_of_processed, owner, after, limit)
+
+    async def page_of_set_aside(self, owner: str, after: int, limit: int) -> tuple[TakenOut, ...]:
+        """Nothing: nothing was ever taken out."""
+        return await self._operation(tuple[TakenOut, ...])
 
     async def examine(self, after: object | None) -> Part[Fault]:
         """Nothing: what is kept are frozen objects, which only the rules have made, and nobody can damage."""

@@ -12,7 +12,7 @@ import attrs
 from chatflow.core.journal import Entry
 from chatflow.core.lines import Rows
 from chatflow.core.records import Claim, Key, PendingTurn, Ticket, Work
-from chatflow.core.rows import IN_LINE, Row, State
+from chatflow.core.rows import GIVEN_UP, IN_LINE, Row, State
 from chatflow.core.values import EMPTY
 
 _OUT_OF_LINE: Final = frozenset(State) - IN_LINE
@@ -50,6 +50,15 @@ class MemoryRows(Rows):
         """The row with what belongs to it."""
         return self._turns[turn_id]
 
+    def read_journal(self, turn_id: int) -> tuple[Entry, ...]:
+        """What the turn has noted, if it is there."""
+        turn = self._turns.get(turn_id)
+        return () if turn is None else tuple(turn.journal)
+
+    def holds(self, session_key: int) -> bool:
+        """Whether a turn keeps its conversation from being purged."""
+        return any(turn.row.state not in GIVEN_UP for turn in self._by_session.get(session_key, {}).values())
+
     def turn_ids(self, session_key: int) -> tuple[int, ...]:
         """All of a conversation's turns."""
         return tuple(self._by_session.get(session_key, ()))
@@ -77,6 +86,7 @@ class MemoryRows(Rows):
             attempts=row.attempts,
             queued_at=turn.queued_at,
             age=self._clock() - turn.queued_at,
+            owner=turn.key.owner,
         )
 
     def next_of(self, session_key: int) -> int | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import chain, count, islice
+from heapq import nsmallest
+from itertools import chain, islice
 from typing import Any, Final
 
 import attrs
 
 from chatflow.core import lines
-from chatflow.core.history import EMPTY_HISTORY
 from chatflow.core.journal import Entry
 from chatflow.core.memory_rows import MemoryRows
-from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.memory_sessions import Conversation, MemorySessions, is_idle, is_over
+from chatflow.core.messages import AgentResponse
+from chatflow.core.owners import Erased, Hidden, Purged, RememberedId
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -30,33 +31,17 @@ from chatflow.core.records import (
     Leaving,
     Left,
     Lost,
-    NewSession,
-    Page,
     PendingTurn,
     Place,
-    Seen,
-    SessionInfo,
     Snapshot,
     Ticket,
     Work,
-    system_place,
 )
 from chatflow.core.rows import WAITING, Row, State, taken
-from chatflow.core.values import EMPTY, FrozenDict
+from chatflow.core.values import FrozenDict
 from chatflow.core.working import merged
 
 _PURGED_WITH_EACH_MARK: Final = 10
-
-
-@attrs.define(eq=False)
-class Conversation:
-    """A stored conversation, and which of its messages were answered."""
-
-    key: Key
-    snapshot: Snapshot
-    created_at: dt.datetime
-    updated_at: dt.datetime
-    answered: set[str] = attrs.field(factory=set[str])
 
 
 @attrs.frozen
@@ -75,16 +60,12 @@ class MemoryTables:
         self.rows = MemoryRows(clock)
         self._clock = clock
         self._dedup_ttl_hours = dedup_ttl_hours
-        self._sessions: dict[Key, Conversation] = {}
-        self._by_version: OrderedDict[int, Conversation] = OrderedDict()
+        self.sessions = MemorySessions(clock)
         self._processed: OrderedDict[tuple[Key, str], Processed] = OrderedDict()
-        self._session_keys = count(1)
-        self._versions = count(1)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._sessions.clear()
-        self._by_version.clear()
+        self.sessions.clear()
         self.rows.clear()
         self._processed.clear()
 
@@ -92,59 +73,12 @@ class MemoryTables:
         """Change the row, if its beat is the same."""
         return lines.interrupt_silent(self.rows, beat)
 
-    def load(self, key: Key, known: Snapshot | None) -> Snapshot | Seen:
-        """The stored snapshot itself: frozen, so that nobody can change it."""
-        session = self._sessions.get(key)
-        if session is None:
-            return Seen.ABSENT
-        return Seen.UNCHANGED if session.snapshot.same_as(known) else session.snapshot
-
-    def create(self, key: Key, new: NewSession) -> Snapshot:
-        """Create the conversation, or merge its metadata."""
-        now = self._clock()
-        session = self._sessions.get(key)
-        if session is None:
-            snapshot = Snapshot(
-                session_key=next(self._session_keys),
-                version=0,
-                agent_name=new.agent_name,
-                metadata=new.metadata,
-                state=EMPTY,
-                max_turns=new.max_turns,
-                history=EMPTY_HISTORY,
-                start=0,
-                system_start=0,
-                service=new.service,
-                expires_after=new.expires_after,
-            )
-            session = self._sessions[key] = Conversation(key, snapshot, now, now)
-        elif new.metadata:
-            metadata = FrozenDict({**session.snapshot.metadata, **new.metadata})
-            session.snapshot = attrs.evolve(session.snapshot, metadata=metadata)
-        else:
-            return session.snapshot
-        return self._renew(session, session.snapshot)
-
-    def keep(self, key: Key, snapshot: Snapshot) -> Snapshot:
-        """Add a conversation that is like *snapshot*; there is none of that key."""
-        now = self._clock()
-        kept = attrs.evolve(snapshot, session_key=next(self._session_keys))
-        session = self._sessions[key] = Conversation(key, kept, now, now)
-        return self._renew(session, kept)
-
-    def _renew(self, session: Conversation, snapshot: Snapshot) -> Snapshot:
-        self._by_version.pop(session.snapshot.version, None)
-        session.snapshot = attrs.evolve(snapshot, version=next(self._versions))
-        session.updated_at = self._clock()
-        self._by_version[session.snapshot.version] = session
-        return session.snapshot
-
     def delete(self, key: Key) -> tuple[int, ...] | None:
         """Delete one conversation."""
-        session = self._sessions.pop(key, None)
+        session = self.sessions.find(key)
         if session is None:
             return None
-        del self._by_version[session.snapshot.version]
+        self.sessions.remove(session)
         turns = self.rows.turn_ids(session.snapshot.session_key)
         for turn_id in turns:
             self.rows.delete(self.rows.turn(turn_id).row)
@@ -155,43 +89,60 @@ class MemoryTables:
 
     def delete_slice(self, owner: str, limit: int) -> tuple[int | None, tuple[int, ...]]:
         """Delete up to *limit* conversations."""
-        keys = list(islice((key for key in self._sessions if key.owner == owner), limit))
+        keys = list(islice(self.sessions.keys_of(owner), limit))
         turns = [turn for key in keys for turn in self.delete(key) or ()]
         return (0 if len(keys) == limit else None), tuple(turns)
 
-    def page_of_sessions(self, owner: str, limit: int, after: int | None) -> Page[SessionInfo]:
-        """Newest version first."""
-        newest_first = (
-            session
-            for version, session in reversed(self._by_version.items())
-            if session.key.owner == owner and (after is None or version < after)
-        )
-        found = list(islice(newest_first, limit + 1))
-        items = tuple(
-            SessionInfo(
-                session_id=session.key.session_id,
-                active_agent_name=session.snapshot.agent_name,
-                metadata=session.snapshot.metadata,
-                created_at=session.created_at,
-                updated_at=session.updated_at,
-            )
-            for session in found[:limit]
-        )
-        return Page(items, found[limit - 1].snapshot.version if len(found) > limit else None)
+    def purge_sessions(
+        self, owner: str | None, idle_for: float | None, after: tuple[Key, ...] | None, limit: int
+    ) -> Purged:
+        """Look at up to *limit* conversations of those that were listed when it began."""
+        now = self._clock()
+        if after is None:
+            after = tuple(session.key for session in self.sessions.left_alone(owner, idle_for, now))
+        gone: list[tuple[Key, int]] = []
+        turns: list[int] = []
+        for key in after[:limit]:
+            session = self.sessions.find(key)
+            if session is not None and self._may_go(session, idle_for, now):
+                gone.append((key, session.snapshot.session_key))
+                turns += self.delete(key) or ()
+        return Purged(tuple(gone), tuple(turns), after[limit:] or None)
 
-    def page_of_messages(self, key: Key, limit: int, before: int | None) -> Page[Message] | None:
-        """A slice of the history."""
-        session = self._sessions.get(key)
-        if session is None:
-            return None
-        snapshot, history = session.snapshot, session.snapshot.history
-        places = [
-            *(system_place(snapshot.system_start + index) for index in range(history.system_count)),
-            *range(snapshot.start, snapshot.start + history.body_length),
-        ]
-        end = len(places) if before is None else bisect_left(places, before)
-        start = max(0, end - limit)
-        return Page(history[start:end], places[start] if start else None)
+    def _may_go(self, session: Conversation, idle_for: float | None, now: dt.datetime) -> bool:
+        alone = is_over(session, now) or is_idle(session, idle_for, now)
+        return alone and not self.rows.holds(session.snapshot.session_key)
+
+    def erase(self, owner: str) -> Hidden:
+        """Delete all of an owner's."""
+        keys = list(self.sessions.keys_of(owner))
+        messages = sum(len(self.sessions.of(key).snapshot.history) for key in keys)
+        turns = [turn for key in keys for turn in self.delete(key) or ()]
+        message_ids = [place for place in self._processed if place[0].owner == owner]
+        for place in message_ids:
+            del self._processed[place]
+        counts = Erased(
+            conversations=len(keys), messages=messages, turns=len(turns), message_ids=len(message_ids), set_aside=0
+        )
+        return Hidden(counts, tuple(turns))
+
+    def page_of_processed(self, owner: str, after: tuple[str, str], limit: int) -> tuple[RememberedId, ...]:
+        """The next ids in order."""
+        found = (
+            (scope.session_id, message_id)
+            for scope, message_id in self._processed
+            if scope.owner == owner and (scope.session_id, message_id) > after
+        )
+        return tuple(self._remembered(owner, *place) for place in nsmallest(limit, found))
+
+    def _remembered(self, owner: str, session_id: str, message_id: str) -> RememberedId:
+        processed = self._processed[Key(owner, session_id), message_id]
+        return RememberedId(
+            session_id=session_id,
+            message_id=message_id,
+            processed_at=processed.at,
+            response=processed.response,
+        )
 
     def queue(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         """Insert a row, or take the message's own."""
@@ -212,14 +163,14 @@ class MemoryTables:
 
     def _find_session(self, ticket: Ticket) -> Conversation | None:
         """The conversation that the ticket means; made, if it may be."""
-        session = self._sessions.get(ticket.key)
+        session = self.sessions.find(ticket.key)
         if ticket.known is not None:
             same = session is not None and session.snapshot.session_key == ticket.known.session_key
             return session if same else None
         if session is None:
             assert ticket.new is not None
-            self.create(ticket.key, ticket.new)
-        return self._sessions[ticket.key]
+            self.sessions.create(ticket.key, ticket.new)
+        return self.sessions.of(ticket.key)
 
     def _place(self, row: Row, session: Conversation, known: Snapshot | None, max_attempts: int | None) -> Place | Dead:
         found = lines.start(self.rows, row, max_attempts)
@@ -242,14 +193,14 @@ class MemoryTables:
     ) -> Place | Dead | Lost:
         """Start what may run."""
         row = self._own(turn_id, attempt)
-        return self._lost(key, known) if row is None else self._place(row, self._sessions[key], known, max_attempts)
+        return self._lost(key, known) if row is None else self._place(row, self.sessions.of(key), known, max_attempts)
 
     def _own(self, turn_id: int, attempt: int) -> Row | None:
         row = self.rows.find(turn_id)
         return row if row is not None and row.is_of(self.rows.holder, attempt) else None
 
     def _lost(self, key: Key, known: Snapshot | None) -> Lost:
-        session = self._sessions.get(key)
+        session = self.sessions.find(key)
         gone = session is None or (known is not None and session.snapshot.session_key != known.session_key)
         return Lost.SESSION if gone else Lost.TURN
 
@@ -267,14 +218,14 @@ class MemoryTables:
         row = self._own(commit.turn_id, commit.attempt)
         if row is None or row.state is not State.RUNNING:
             return self._lost(key, commit.snapshot)
-        session = self._sessions[key]
+        session = self.sessions.of(key)
         snapshot = session.snapshot
         if commit.changes_session:
             changes: dict[str, Any] = {**commit.metadata_set}
             metadata = merged(snapshot.metadata, changes)
             for name in commit.metadata_removed:
                 metadata.pop(name, None)
-            snapshot = self._renew(session, attrs.evolve(commit.snapshot, metadata=FrozenDict(metadata)))
+            snapshot = self.sessions.renew(session, attrs.evolve(commit.snapshot, metadata=FrozenDict(metadata)))
         if commit.claim is not None:
             # Noted first: the mark purges, and what it purges is no longer noted.
             session.answered.add(commit.claim.message_id)
@@ -369,9 +320,9 @@ class MemoryTables:
         if row is not None:
             self.rows.delete(row)
 
-    def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+    def page_of_turns(self, owner: str | None, after: int, limit: int) -> tuple[PendingTurn, ...]:
         """A slice of the rows."""
-        found = (turn for turn in self.rows if turn.row.turn_id > after and turn.key.owner == owner)
+        found = (turn for turn in self.rows if turn.row.turn_id > after and owner in {None, turn.key.owner})
         return tuple(self.rows.pending(turn) for turn in islice(found, limit))
 
     def find_processed(self, scope: Key, message_id: str) -> Processed | None:
@@ -402,7 +353,7 @@ class MemoryTables:
         expired = [place for place, processed in oldest if processed.at < expired_before]
         for scope, message_id in expired:
             del self._processed[scope, message_id]
-            session = self._sessions.get(scope)
+            session = self.sessions.find(scope)
             if session is not None:
                 session.answered.discard(message_id)
         return len(expired)

@@ -24,6 +24,9 @@ from chatflow.exceptions import shorten
 
 _T = TypeVar("_T")
 
+LONGEST_SPAN: Final = 100 * 366 * 24 * 3600.0
+"""A hundred years, in seconds. Dates end at some point."""
+
 
 def check_id(value: object, name: str) -> str:
     """*value* itself if it can be an id: text that is not empty and that UTF-8 can encode."""
@@ -45,6 +48,14 @@ def check_seconds(name: str, value: object) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be above 0, not {value}")
     return float(value)
+
+
+def check_span(name: str, value: object) -> float:
+    """The seconds of *value*, a timedelta or a number above 0, in which a moment may lie before or after now."""
+    seconds = check_seconds(name, value.total_seconds() if isinstance(value, dt.timedelta) else value)
+    if seconds > LONGEST_SPAN:
+        raise ValueError(f"{name} must be at most a hundred years, not {value}")
+    return seconds
 
 
 def check_grace(value: object) -> float:
@@ -78,6 +89,7 @@ class SessionInfo:
     metadata: Mapping[str, Any]
     created_at: dt.datetime
     updated_at: dt.datetime
+    owner: str = ""
 
 
 @attrs.frozen
@@ -234,6 +246,7 @@ class PendingTurn:
     attempts: int
     queued_at: dt.datetime
     age: dt.timedelta
+    owner: str = ""
 
 
 @attrs.frozen

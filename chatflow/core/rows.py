@@ -37,6 +37,8 @@ WAITING: Final = frozenset({State.ACCEPTED, State.INTERRUPTED})
 LIVE: Final = frozenset({State.QUEUED, State.RUNNING})
 """In line, and held."""
 IN_LINE: Final = WAITING | LIVE
+GIVEN_UP: Final = frozenset({State.TOLD, State.DEAD})
+"""Out of the line, and nothing is owed to anybody: the conversation may be purged."""
 
 
 class End(enum.Enum):

@@ -55,6 +55,10 @@ class ServiceSession:
         """The id as text to look it up by: the same for equal ids."""
         return id_key(self.id)
 
+    def is_for(self, agent_names: frozenset[str]) -> bool:
+        """Whether it was given to one of these agents, or to any."""
+        return self.agent_name is None or self.agent_name in agent_names
+
     def to_data(self) -> FrozenDict:
         """The form that is kept."""
         return FrozenDict(id=self.id, agent_name=self.agent_name, service=self.service)

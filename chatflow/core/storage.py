@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.messages import Message
+from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -67,8 +68,15 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    async def page_of_sessions(self, owner: str, limit: int, after: int | None) -> Page[SessionInfo]:
-        """Up to *limit* conversations whose version is below *after*, highest first."""
+    async def page_of_sessions(self, owner: str | None, limit: int, after: int | None) -> Page[SessionInfo]:
+        """Up to *limit* conversations whose version is below *after*, highest first; None means those of all owners."""
+
+    @abstractmethod
+    async def find_service_session(self, owner: str, service_key: str, agent_names: frozenset[str]) -> Key | None:
+        """The owner's conversation that holds that id of a service's, given to one of these agents or to any.
+
+        Of several the one with the highest version.
+        """
 
     @abstractmethod
     async def page_of_messages(self, key: Key, limit: int, before: int | None) -> Page[Message] | None:
@@ -157,8 +165,8 @@ class Storage(ABC):
         """Delete an answered row: its answer has been handed on."""
 
     @abstractmethod
-    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
-        """Up to *limit* of the owner's turns above the id *after*."""
+    async def page_of_turns(self, owner: str | None, after: int, limit: int) -> tuple[PendingTurn, ...]:
+        """Up to *limit* of the owner's turns, or of all owners', above the id *after*."""
 
     @abstractmethod
     async def is_processed(self, scope: Key, message_id: str) -> bool:
@@ -171,6 +179,62 @@ class Storage(ABC):
     @abstractmethod
     async def purge_processed(self, limit: int) -> int:
         """Delete up to *limit* expired ids of every owner, and return how many they were."""
+
+    @abstractmethod
+    async def purge_sessions(
+        self, owner: str | None, idle_for: float | None, after: object | None, limit: int
+    ) -> Purged:
+        """Look at up to *limit* conversations that may have been left alone for too long, and delete those that were.
+
+        First those whose own time is over, then, with *idle_for*, those that had no commit for so many seconds, from
+        the lowest version on, up to the first that had. One with a turn stays, unless that is told or dead. *after* is
+        the `next` of the slice before; None for *owner* means all owners.
+        """
+
+    @abstractmethod
+    async def hide_owner(self, owner: str) -> Hidden:
+        """Delete the owner's turns, and take all else that is the owner's out of everybody's sight, in one operation.
+
+        Every operation on these conversations finds from then on what it would find had they been deleted.
+        """
+
+    @abstractmethod
+    async def drop_hidden(self, limit: int) -> bool:
+        """Delete a slice of what was hidden, whoever hid it, of up to *limit* conversations. True if more may be left.
+
+        What is deleted is overwritten.
+        """
+
+    @abstractmethod
+    async def flush_hidden(self, *, rewrite: bool) -> bool:
+        """Leave nothing of what was hidden and dropped in a log beside the storage; True if nothing is left there.
+
+        With *rewrite* the whole storage is written anew first, so that nothing is left of what it ever deleted. Without
+        it there is nothing to do where nothing was hidden since the last time.
+        """
+
+    @abstractmethod
+    async def page_of_session_ids(self, owner: str, after: str, limit: int) -> tuple[str, ...]:
+        """Up to *limit* ids of the owner's conversations above *after*, in the order of code points.
+
+        An order that no commit changes. Ids that can't be read are among them as lone surrogates.
+        """
+
+    @abstractmethod
+    async def read_session(self, key: Key) -> Stored | None:
+        """The conversation and its times."""
+
+    @abstractmethod
+    async def read_journal(self, turn_id: int) -> tuple[Entry, ...]:
+        """What a turn has noted so far."""
+
+    @abstractmethod
+    async def page_of_processed(self, owner: str, after: tuple[str, str], limit: int) -> tuple[RememberedId, ...]:
+        """Up to *limit* of the owner's message ids above *after*, by session id and message id."""
+
+    @abstractmethod
+    async def page_of_set_aside(self, owner: str, after: int, limit: int) -> tuple[TakenOut, ...]:
+        """Up to *limit* of what was taken out of the owner's conversations, above the number *after*."""
 
     @abstractmethod
     async def examine(self, after: object | None) -> Part[Fault]:

@@ -5,33 +5,36 @@ Its docstrings are the specification, which is why it is long.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+import datetime as dt
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.core.agent import Agent
 from chatflow.core.finish import finish
 from chatflow.core.messages import Message
+from chatflow.core.owners import AllOwners, check_owner
 from chatflow.core.pruning import check_max_turns
-from chatflow.core.records import Key, NewSession, Page, PendingTurn, SessionInfo, check_id
-from chatflow.core.repairs import Fault, Part, Repair
+from chatflow.core.records import NewSession, Page, SessionInfo, check_grace, check_id, check_span
+from chatflow.core.service import ServiceSessionId, id_key
 from chatflow.core.session import SessionContext
+from chatflow.core.upkeep import Upkeep
 from chatflow.core.values import freeze_mapping
-from chatflow.exceptions import SessionNotFoundError, SessionStateError, UnstorableValueError
+from chatflow.exceptions import (
+    SessionNotFoundError,
+    SessionStateError,
+    UnstorableValueError,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from chatflow.core.backend import StoreBackend
 
-_T = TypeVar("_T")
-
 DEFAULT_DEDUP_TTL_HOURS: Final = 192
 """How long a message id is remembered: 8 days, since WhatsApp delivers a webhook again for up to 7."""
-
-SLICE: Final = 1000
-"""Rows that one transaction deletes at most, so that turns can commit in between."""
 
 _MOST: Final = 2**62
 """What every storage can count to."""
@@ -39,54 +42,46 @@ _MOST: Final = 2**62
 AgentResolver = Callable[[str], Agent | None]
 
 
-class BaseSessionStore(ABC):
+class BaseSessionStore(Upkeep):
     """Where conversations are kept. Every operation is awaited, and yields to the event loop at least once.
 
     A store serves several event loops and threads at once. The constructor touches no loop, file or thread; the first
     operation opens what is needed. Close it with `aclose`, or use it as ``async with store:``.
 
+    It shows the conversations without an owner, and `for_owner` gives a store of an owner's. Neither sees anything of
+    the other's: the same session id, or message id, under two owners is two. Absent and not yours look the same.
+
     A store for another storage derives from `StoreBackend`.
     """
 
-    # --- what it is ---
+    # --- owners ---
 
-    @property
-    @abstractmethod
-    def backend(self) -> StoreBackend:
-        """What it stands on, and shares with the stores of other owners."""
+    def for_owner(self, owner: str) -> BaseSessionStore:
+        """The store of that owner's conversations alone, over the same storage, connections and live sessions.
 
-    @property
-    @abstractmethod
-    def owner(self) -> str:
-        """Whose conversations these are; empty for those without an owner."""
+        Made in a microsecond, for each request. To close it, or leave its ``async with``, closes nothing. What concerns
+        all owners is refused there with `StoreScopeError`: `require_owner`, `check`, `repair`,
+        `purge_processed_messages`, ``owner=ALL``, another owner's name.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What errors and logs call it."""
+        Raises:
+            TypeError: *owner* is not a string.
+            ValueError: It is empty, begins with a NUL, or UTF-8 can't encode it.
+            StoreScopeError: This is another owner's store.
+        """
+        name = check_owner(owner)
+        if name != self.owner:
+            self.refuse_owners("for_owner() of another owner")
+        return OwnerStore(self.backend, name)
 
-    @property
-    @abstractmethod
-    def default_max_turns(self) -> int:
-        """How many turns a conversation without a number of its own keeps."""
+    def require_owner(self) -> None:
+        """From now on each call about the conversations without an owner is `StoreOwnerRequiredError`, in this process.
 
-    @property
-    @abstractmethod
-    def dedup_ttl_hours(self) -> float:
-        """How long message ids are remembered."""
-
-    @property
-    @abstractmethod
-    def is_closing(self) -> bool:
-        """Whether `aclose` was called."""
-
-    def key_of(self, session_id: str) -> Key:
-        """What names that conversation in the storage."""
-        return Key(self.owner, check_id(session_id, "session_id"))
-
-    def _scope(self, session_id: str | None) -> Key:
-        # No conversation has the empty id, so a mark without one can't meet a conversation's own.
-        return Key(self.owner, "") if session_id is None else self.key_of(session_id)
+        So that no code forgets `for_owner`. What names its owners, or concerns the storage, goes on as before:
+        ``owner=ALL``, `check`, `repair`, `purge_processed_messages`, `erase_owner`, `export_owner`, `aclose`,
+        `Runner.working`.
+        """
+        self.refuse_owners("require_owner()")
+        self.backend.requires_owner = True
 
     # --- what users call ---
 
@@ -97,12 +92,14 @@ class BaseSessionStore(ABC):
         metadata: Mapping[str, Any] | None = None,
         *,
         max_turns: int | None = None,
+        expires_after: dt.timedelta | float | None = None,
     ) -> SessionContext:
         """The conversation *session_id*, created durably with *default_agent* if it does not exist.
 
         The same id asked for twice while the object is alive, in one event loop, gives the same object. *metadata* is
         merged into the stored one by top-level key, durably, without waiting for a turn. *max_turns*, when given to a
-        conversation that is created by this call, is stored and wins over the store's default.
+        conversation that is created by this call, is stored and wins over the store's default. So is *expires_after*, a
+        timedelta or seconds: after so long without a commit `purge` deletes it.
 
         Raises:
             SessionStateError: *metadata* holds what can't be kept; nothing changed.
@@ -113,11 +110,12 @@ class BaseSessionStore(ABC):
             raise TypeError(f"default_agent must be an Agent, not {type(default_agent).__name__}")
         if max_turns is not None:
             check_max_turns(max_turns)
+        seconds = None if expires_after is None else check_span("expires_after", expires_after)
         try:
             frozen = freeze_mapping(metadata or {}, "metadata")
         except UnstorableValueError as error:
             raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
-        new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns)
+        new = NewSession(agent_name=default_agent.name, metadata=frozen, max_turns=max_turns, expires_after=seconds)
         return await self.backend.get_or_create_session(key, default_agent, new)
 
     async def get(self, session_id: str) -> SessionContext | None:
@@ -127,6 +125,21 @@ class BaseSessionStore(ABC):
             CorruptSessionError: The stored conversation can't be read.
         """
         return await self.backend.session_of(self.key_of(session_id))
+
+    async def get_by_service_id(self, agent: Agent, service_session_id: ServiceSessionId) -> SessionContext | None:
+        """The conversation whose history a service keeps under that id, if it is this owner's and this agent's.
+
+        That is: given to *agent*, to one that its handoffs lead to, or to any. Of several the one with the newest
+        commit. None where there is none, or it is not yours.
+
+        Raises:
+            TypeError: *agent* is not an Agent, or the id neither a string nor a mapping.
+            ValueError: The id is empty.
+            CorruptSessionError: The stored conversation can't be read.
+        """
+        if not isinstance(agent, Agent):
+            raise TypeError(f"agent must be an Agent, not {type(agent).__name__}")
+        return await self.backend.session_at_service(self._own(), id_key(service_session_id), agent)
 
     async def delete(self, session_id: str) -> bool:
         """Remove the conversation with all it has, without waiting for a turn. False if there was none.
@@ -138,11 +151,17 @@ class BaseSessionStore(ABC):
 
     async def clear(self) -> None:
         """Remove all conversations, as `delete` does, a slice at a time. One created meanwhile may stay."""
-        await self.backend.delete_all(self.owner)
+        await self.backend.delete_all(self._own())
 
-    async def list_sessions(self, *, limit: int = 100, after: int | None = None) -> Page[SessionInfo]:
-        """A page of conversations, newest commit first; *after* is the `next` of the page before."""
-        return await self.backend.page_of_sessions(self.owner, _check_limit(limit), _check_cursor(after, "after"))
+    async def list_sessions(
+        self, *, limit: int = 100, after: int | None = None, owner: AllOwners | None = None
+    ) -> Page[SessionInfo]:
+        """A page of conversations, newest commit first; *after* is the `next` of the page before.
+
+        With ``owner=ALL`` they are those of all owners, and each says whose it is.
+        """
+        asked = self._asked(owner, "list_sessions")
+        return await self.backend.page_of_sessions(asked, _check_limit(limit), _check_cursor(after, "after"))
 
     async def messages(self, session_id: str, *, limit: int = 100, before: int | None = None) -> Page[Message]:
         """A page of the committed messages, the newest ones first by page, in the history's order within a page.
@@ -174,73 +193,6 @@ class BaseSessionStore(ABC):
         """
         return await finish(self.backend.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
 
-    async def purge_processed_messages(self) -> int:
-        """Forget all expired message ids, at most 1,000 a transaction, and return how many they were.
-
-        Each mark and each turn with a message id forgets a few by itself; this clears a backlog at once.
-        """
-        purged = 0
-        while True:
-            count = await finish(self.backend.purge_processed(SLICE))
-            purged += count
-            if count < SLICE:
-                return purged
-            await yield_once()  # as in clear()
-
-    async def check(self) -> tuple[Fault, ...]:
-        """All that is wrong with what the store holds, of every owner; empty if nothing is. Changes nothing.
-
-        It finds rows that can't be read (messages, metadata, state, names, turns, stored answers), histories that break
-        the rules of `prune` (its *max_turns* aside) or have gaps, rows whose conversation does not exist, and what the
-        storage's own integrity check finds. A fault that only the storage can see, such as an index that lacks a row,
-        may be reported beside the row it hides.
-
-        Conversations are looked at a few at a time, so that other operations run in between, and each as one commit
-        left it. It reads everything once, on a file's reading thread: about a second for 25,000 messages beside other
-        work. The integrity check is one step, and holds up other reads as long as reading the whole file takes; turns
-        go on meanwhile, but for those that have to wait for a read. In memory it runs on the event loop.
-
-        Raises:
-            StoreError: The storage can't be opened or read at all.
-        """
-        return await _gathered(self.backend.examine)
-
-    async def repair(self) -> tuple[Repair, ...]:
-        """Mend all that can be mended by rule, and return what was done about each fault; empty if there was none.
-
-        Nothing is thrown away: what is taken out is set aside as it stood (in a file, in the table
-        ``chatflow_set_aside``), with its owner, session id, source and the reason. It goes when the conversation is
-        deleted. The rules:
-
-        - A message that can't be read is set aside. Those after a gap, or after what was taken out, follow on.
-        - Then the rules of `prune` decide, with no limit of turns: system messages stand first; what comes before the
-          first user message is set aside, and so is a result without its call. Of a tool message with several results
-          the others stay; the whole message is set aside as it was.
-        - Metadata or state that can't be read is set aside, and empty from then on; a number of turns becomes the
-          store's; a moment, another known one or now.
-        - A name that can't be read (of an owner, a session or an agent) is written with replacement characters; an
-          owner's and a session's get ``(session_key 7)`` appended, so that they are nobody else's.
-        - A turn is not run again where nobody can know what it was to do or has done: its message, or a line of its
-          journal, can't be read or is missing. What can't be read, and the whole journal, is set aside, and the turn is
-          dead; without a message id, or where that can't be read, its row is set aside.
-        - A turn that names nobody who has it in hand, though somebody must, is interrupted.
-        - A stored answer that can't be read is set aside, and its message id stays known. An id that can't be read is
-          set aside with all that is kept of it.
-        - Rows whose conversation, or whose turn, does not exist are set aside.
-        - Indexes are built anew where the integrity check finds fault with one. What else it finds can't be mended.
-
-        Each conversation is mended in one durable transaction of its own, as a commit: whoever has it open sees it with
-        the next turn or `get`, and a session of this store and event loop at once. A conversation with a turn under way
-        is left alone, and so is a turn that somebody has in hand: it ends by itself, or is interrupted and then mended.
-        Two programs may repair at once; run twice, it finds nothing the second time but what can't be mended. It costs
-        what `check` does, two more integrity checks where one finds something, and the writing thread for as long as
-        one conversation's messages, or an index, take to be written.
-
-        Raises:
-            StoreError: The storage can't be opened, read or written; what was mended before that stays mended.
-        """
-        return await _gathered(self.backend.repair_slice)
-
     @abstractmethod
     def set_agent_resolver(self, resolver: AgentResolver) -> None:
         """Let *resolver* give the live agent for a stored name, or None for a name it does not know."""
@@ -249,20 +201,6 @@ class BaseSessionStore(ABC):
     @abstractmethod
     def has_agent_resolver(self) -> bool:
         """Whether `set_agent_resolver` was called."""
-
-    async def pending_turns(self) -> tuple[PendingTurn, ...]:
-        """All turns that have a row in the store, in the order they came.
-
-        They are those that run or wait, the accepted and interrupted ones that nobody does at the moment, those that
-        failed and go on when their message is sent again, the dead ones, and answered ones of which `on_response` has
-        not heard yet.
-        """
-        found: list[PendingTurn] = []
-        while True:
-            page = await self.backend.page_of_turns(self.owner, found[-1].turn_id if found else 0, SLICE)
-            found += page
-            if len(page) < SLICE:
-                return tuple(found)
 
     @abstractmethod
     async def aclose(self, grace: float = 10) -> None:
@@ -283,15 +221,59 @@ class BaseSessionStore(ABC):
         await self.aclose()
 
 
-async def _gathered(slice_after: Callable[[object | None], Awaitable[Part[_T]]]) -> tuple[_T, ...]:
-    items: list[_T] = []
-    part = await slice_after(None)
-    while True:
-        items += part.items
-        if part.next is None:
-            return tuple(items)
-        await yield_once()  # where a cancellation can end it, which a repair's slices hold off
-        part = await slice_after(part.next)
+class OwnerStore(BaseSessionStore):
+    """The store of one owner's conversations. `BaseSessionStore.for_owner` makes it."""
+
+    def __init__(self, backend: StoreBackend, owner: str) -> None:
+        self._backend = backend
+        self._owner = owner
+
+    @property
+    def backend(self) -> StoreBackend:
+        """What it was made of."""
+        return self._backend
+
+    @property
+    def owner(self) -> str:
+        """Whose conversations these are."""
+        return self._owner
+
+    @property
+    def name(self) -> str:
+        """The whole store's."""
+        return self._backend.name
+
+    @property
+    def default_max_turns(self) -> int:
+        """The whole store's."""
+        return self._backend.default_max_turns
+
+    @property
+    def dedup_ttl_hours(self) -> float:
+        """The whole store's."""
+        return self._backend.dedup_ttl_hours
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the whole store is."""
+        return self._backend.is_closing
+
+    def set_agent_resolver(self, resolver: AgentResolver) -> None:
+        """Set it for the whole store."""
+        self._backend.set_agent_resolver(resolver)
+
+    @property
+    def has_agent_resolver(self) -> bool:
+        """Whether the whole store has one."""
+        return self._backend.has_agent_resolver
+
+    async def aclose(self, grace: float = 10) -> None:
+        """Close nothing: the storage is the whole store's."""
+        check_grace(grace)
+        await yield_once()
+
+    def __repr__(self) -> str:
+        return f"<{type(self._backend).__name__} {self.name!r} of owner {shorten(self._owner)}>"
 
 
 def _check_cursor(cursor: object, name: str) -> int | None:

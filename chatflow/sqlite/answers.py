@@ -7,6 +7,7 @@ from typing import Any, Final, LiteralString
 import attrs
 
 from chatflow.core.codec import values_to_json
+from chatflow.core.owners import RESERVED
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
 from chatflow.core.values import freeze_mapping
@@ -29,6 +30,11 @@ AnswerKey = tuple[bytes, bytes, bytes]
 """Owner, session id and message id, as they stand in the file."""
 
 
+def named_as(owner: str, session_id: str, message_id: str) -> AnswerKey:
+    """The key of a row that was read."""
+    return (reading.original(owner), reading.original(session_id), reading.original(message_id))
+
+
 def named(key: AnswerKey) -> dict[str, bytes]:
     """*key* as the parameters of a statement."""
     return {"owner": key[0], "session_id": key[1], "message_id": key[2]}
@@ -47,6 +53,9 @@ class AnswerDiagnosis:
 def diagnose_answer(row: tuple[Any, ...]) -> AnswerDiagnosis:
     """Look at one row of what is kept of message ids."""
     owner, session_id, message_id, processed_at, digest, response = row
+    if owner.startswith(RESERVED):
+        # All of it is about to go.
+        return AnswerDiagnosis(key=named_as(owner, session_id, message_id), repairs=(), set_aside=(), columns={})
     key = Key(reading.shown(owner), reading.shown(session_id))
     notes = Notes(key, key)
     where = f"chatflow_processed_messages, message_id {shorten(reading.shown(message_id))}"
@@ -68,7 +77,7 @@ def diagnose_answer(row: tuple[Any, ...]) -> AnswerDiagnosis:
         text = values_to_json(freeze_mapping(dict(zip(_COLUMNS, row, strict=True)), ""))
         notes.take("answer", where, "its key is not text in UTF-8, and no message can have it", text)
     return AnswerDiagnosis(
-        key=(reading.original(owner), reading.original(session_id), reading.original(message_id)),
+        key=named_as(owner, session_id, message_id),
         repairs=tuple(notes.repairs),
         set_aside=tuple(notes.set_aside),
         columns=columns,

@@ -62,6 +62,10 @@ BUSY_SECONDS: Final = 10.0
 _LOOK_AGAIN: Final = 0.01
 """Seconds between looks at a database in memory that another connection holds."""
 
+_FLUSHES: Final = 20
+_FLUSH_MILLISECONDS: Final = 200
+"""How often the log is tried to be emptied, and how long each time for readers of an old state."""
+
 _GROUP: Final = 64
 """Writes committed together at most; more would delay the first one for the last one's sake."""
 
@@ -73,6 +77,7 @@ CONNECTION_PRAGMAS: Final = (
     ("foreign_keys", "ON", "deleting a conversation deletes its messages and turns"),
     ("trusted_schema", "OFF", "a file from elsewhere runs no functions of its own"),
     ("temp_store", "MEMORY", "sorting writes no files"),
+    ("secure_delete", "ON", "what is deleted is overwritten, also where a page becomes free"),
 )
 FILE_PRAGMAS: Final = (
     ("journal_mode", "WAL", "readers and the writer don't wait for each other"),
@@ -135,6 +140,13 @@ class Database(ABC):
     @abstractmethod
     async def read(self, operation: Operation[_T]) -> _T:
         """Run *operation* on a consistent view of what is committed."""
+
+    @abstractmethod
+    async def flush(self, *, rewrite: bool) -> bool:
+        """Write the log into the file and empty it; with *rewrite* the whole file is written anew before.
+
+        False where somebody was reading an old state of the file all the time.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -301,6 +313,10 @@ class MemoryDatabase(Database):
         """Run *operation*."""
         return await self._when_free(operation)
 
+    async def flush(self, *, rewrite: bool) -> bool:
+        """Nothing: memory has no log, and no pages that outlive their database."""
+        return await self._when_free(_is_open)
+
     async def _when_free(self, operation: Operation[_T]) -> _T:
         """Another connection of the program may hold a shared database: it is waited for, and not on the loop."""
         await yield_once()
@@ -438,6 +454,21 @@ class FileDatabase(Database):
             self._reader.post(partial(self._run_read, read))
         return await read.future
 
+    async def flush(self, *, rewrite: bool) -> bool:
+        """Flush on the writing thread, beside no transaction; try again where a reader was in the way."""
+        for again in range(_FLUSHES):
+            if again:
+                await anyio.sleep(_LOOK_AGAIN)
+            loop = asyncio.get_running_loop()
+            flush: _Write[bool] = _Write(_is_open, False, loop, loop.create_future())
+            self._refuse_inherited()
+            with self._lock:
+                self._refuse_closed()
+                self._writer.post(partial(self._run_flush, flush, rewrite=rewrite and not again))
+            if await flush.future:
+                return True
+        return False
+
     async def close(self) -> None:
         """Let both threads finish what is queued, close their connections, and end them, whoever waits for it."""
         loop = asyncio.get_running_loop()
@@ -526,6 +557,17 @@ class FileDatabase(Database):
                 write.result = write.error = None
         for write in group:
             write.error = None if write.error is None else self._explain(write.error)
+
+    def _run_flush(self, flush: _Write[bool], *, rewrite: bool) -> None:
+        try:
+            connection = self._writing_connection()
+            self._refuse_other_file()
+            if rewrite:
+                _rewrite(connection)
+            flush.result = _empty_log(connection)
+        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
+            flush.error = self._explain(error)
+        _deliver([flush])
 
     def _undo(self) -> None:
         connection = self._write_connection
@@ -694,6 +736,29 @@ _READ_MARK: Final = "SELECT value FROM chatflow_meta WHERE key = :key"
 
 def _nothing(_connection: Connection) -> None:
     return None
+
+
+def _is_open(_connection: Connection) -> bool:
+    return True
+
+
+def _rewrite(connection: Connection) -> None:
+    # The copy is as large as the file, and must not be made in memory.
+    connection.execute("PRAGMA temp_store=FILE")
+    try:
+        connection.execute("VACUUM")
+    finally:
+        connection.execute("PRAGMA temp_store=MEMORY")
+
+
+def _empty_log(connection: Connection) -> bool:
+    """Whether nobody was in the way. Writes wait meanwhile, so it is not waited for long."""
+    connection.execute(f"PRAGMA busy_timeout={_FLUSH_MILLISECONDS}")
+    try:
+        busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+    return not busy
 
 
 def _is_filled(name: str) -> bool:

@@ -6,10 +6,12 @@ A conversation is looked at by its number, whether its own row exists or only ro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, LiteralString
 
 import attrs
 
+from chatflow.core.owners import RESERVED
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
 from chatflow.exceptions import CorruptSessionError
@@ -17,7 +19,7 @@ from chatflow.sqlite import reading, statements
 from chatflow.sqlite.aside import SetAside
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.notes import Notes
-from chatflow.sqlite.operations import fresh_position
+from chatflow.sqlite.operations import expiry, fresh_position
 from chatflow.sqlite.sorting import history_of
 from chatflow.sqlite.turn_diagnosis import (
     LOOK_AT_TURNS,
@@ -31,7 +33,8 @@ from chatflow.sqlite.turn_statements import READ_JOURNAL
 
 LOOK_AT_SESSION: Final[LiteralString] = """
     SELECT
-        owner, session_id, active_agent_name, metadata_json, state_json, max_turns, version, created_at, updated_at
+        owner, session_id, active_agent_name, metadata_json, state_json, max_turns, version, created_at, updated_at,
+        service_json, service_key, expires_after, expires_at
     FROM chatflow_sessions WHERE session_key = :session_key
 """
 """A conversation's own row."""
@@ -46,9 +49,8 @@ LOOK_AT_MESSAGES: Final[LiteralString] = """
 class Diagnosis:
     """What is wrong with a conversation, and what mending it means. Nothing, if there are no *repairs*.
 
-    *seen* is the version that was looked at, None where the conversation has no row of its own. *columns* are those of
-    its row that change. *messages* are all it is to have, by place; with *drop_before* the rows before that place go,
-    and the others stay as they are.
+    *seen* is the version that was looked at, None where the conversation has no row of its own. *messages* are
+    all it is to have, by place; with *drop_before* the rows before that place go, and the others stay as they are.
     """
 
     session_key: int
@@ -58,6 +60,9 @@ class Diagnosis:
     own_repairs: tuple[Repair, ...]
     set_aside: tuple[SetAside, ...]
     columns: dict[str, Any]
+    """Those of its row that change."""
+    expires_after: float | None = None
+    """What it will have: mending is a commit, from which the time counts anew."""
     drop_before: int | None = None
     messages: tuple[tuple[int, str], ...] | None = None
     looked_at: int
@@ -77,11 +82,14 @@ def diagnose(session_key: int, connection: Connection) -> Diagnosis:
     if row is None:
         return _without_session(session_key, connection)
     owner, session_id, *_ = row
+    if isinstance(owner, str) and owner.startswith(RESERVED):
+        return _being_erased(session_key)
     now = Key(reading.shown(owner), reading.shown(session_id))
     notes = Notes(now, _name(session_key, owner, session_id, connection))
     columns = _columns(session_key, row, notes)
     messages = connection.execute(LOOK_AT_MESSAGES, {"session_key": session_key}).fetchall()
     version = row[6]
+    expires_after = None if "expires_after" in columns else row[11]
     drop_before, written = history_of(session_key, messages, fresh_position(columns.get("version", version)), notes)
     return Diagnosis(
         session_key=session_key,
@@ -91,10 +99,26 @@ def diagnose(session_key: int, connection: Connection) -> Diagnosis:
         own_repairs=tuple(notes.repairs),
         set_aside=tuple(notes.set_aside),
         columns=columns,
+        expires_after=expires_after,
         drop_before=drop_before,
         messages=written,
         looked_at=len(messages),
         turns=diagnose_turns(session_key, notes.now, notes.later, connection),
+    )
+
+
+def _being_erased(session_key: int) -> Diagnosis:
+    """Nothing to mend: all of it is about to go."""
+    nobody = Key("", "")
+    return Diagnosis(
+        session_key=session_key,
+        seen=None,
+        now=nobody,
+        later=nobody,
+        own_repairs=(),
+        set_aside=(),
+        columns={},
+        looked_at=0,
     )
 
 
@@ -118,7 +142,7 @@ def _is_taken(key: Key, connection: Connection) -> bool:
 
 def _columns(session_key: int, row: tuple[Any, ...], notes: Notes) -> dict[str, Any]:
     """The columns that can't be read, each with what it is to hold; None is the moment of mending, or no number."""
-    owner, session_id, agent_name, metadata, state, max_turns, version, created_at, updated_at = row
+    owner, session_id, agent_name, metadata, state, max_turns, version, created_at, updated_at, *others = row
     columns: dict[str, Any] = {}
 
     def look(
@@ -141,7 +165,29 @@ def _columns(session_key: int, row: tuple[Any, ...], notes: Notes) -> dict[str, 
     look("version", version, reading.number, 0)
     look("updated_at", updated_at, reading.moment, None)
     look("created_at", created_at, reading.moment, None if "updated_at" in columns else updated_at)
+    service_json, service_key, expires_after, expires_at = others
+    look("service_json", service_json, reading.service, None)
+    if "service_json" in columns:
+        columns["service_key"] = None
+    else:
+        key = _service_key(service_json)
+        look("service_key", service_key, partial(_be, key, "it is not the id that its service_json holds"), key)
+    look("expires_after", expires_after, reading.optional_seconds, None)
+    if "expires_after" not in columns and "updated_at" not in columns:
+        # Mended with the row, whatever is wrong with it: that is a commit, from which the time counts anew.
+        expected = expiry(updated_at, expires_after)
+        look("expires_at", expires_at, partial(_be, expected, "it is not expires_after past updated_at"), None)
     return columns
+
+
+def _be(expected: object, reason: str, session_id: str, where: str, value: object) -> None:
+    if value != expected:
+        raise CorruptSessionError(session_id=session_id, row=where, reason=reason)
+
+
+def _service_key(service_json: object) -> str | None:
+    service = reading.service("", "", service_json)
+    return None if service is None else service.key
 
 
 def _without_session(session_key: int, connection: Connection) -> Diagnosis:

@@ -24,6 +24,7 @@ from chatflow.sqlite.examination import (
     look_at_journals,
 )
 from chatflow.sqlite.journals import mend_journal
+from chatflow.sqlite.operations import expiry
 from chatflow.sqlite.turn_diagnosis import diagnose_turns
 from chatflow.sqlite.turn_mending import changes, is_held, mend_turns
 
@@ -42,6 +43,10 @@ MEND_SESSION: Final[LiteralString] = """
         metadata_json = iif(:has_metadata_json, :metadata_json, metadata_json),
         state_json = iif(:has_state_json, :state_json, state_json),
         max_turns = iif(:has_max_turns, NULL, max_turns),
+        service_json = iif(:has_service_json, NULL, service_json),
+        service_key = iif(:has_service_key, :service_key, service_key),
+        expires_after = iif(:has_expires_after, NULL, expires_after),
+        expires_at = :expires_at,
         created_at = iif(:has_created_at, coalesce(:created_at, :now), created_at),
         version = (
             SELECT coalesce(max(version), 0) + 1 FROM chatflow_sessions WHERE version < 9223372036854775807
@@ -87,7 +92,7 @@ _REINDEX: Final[tuple[LiteralString, ...]] = (
 
 _SESSION_COLUMNS: Final = (
     *("owner", "session_id", "active_agent_name", "metadata_json", "state_json"),
-    *("max_turns", "created_at"),
+    *("max_turns", "created_at", "service_json", "service_key", "expires_after"),
 )
 _ANSWER_COLUMNS: Final = ("processed_at", "digest", "response_json")
 
@@ -164,7 +169,8 @@ def _mend_session(diagnosis: Diagnosis, now: str, connection: Connection, *, exi
     put_aside(diagnosis.set_aside, now, connection)
     if exists:
         values = changes(_SESSION_COLUMNS, diagnosis.columns)
-        connection.execute(MEND_SESSION, {**session_key, **values, "now": now})
+        expires_at = expiry(now, diagnosis.expires_after)
+        connection.execute(MEND_SESSION, {**session_key, **values, "expires_at": expires_at, "now": now})
     else:
         connection.execute(DELETE_TURNS, session_key)
     if diagnosis.drop_before is not None:

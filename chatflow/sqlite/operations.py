@@ -155,7 +155,10 @@ def expiry(now: str, expires_after: float | None) -> str | None:
     """When a conversation that is committed now has been left alone for long enough to be deleted."""
     if expires_after is None:
         return None
-    moment = dt.datetime.fromisoformat(now) + dt.timedelta(seconds=expires_after)
+    try:
+        moment = dt.datetime.fromisoformat(now) + dt.timedelta(seconds=expires_after)
+    except OverflowError:
+        return None  # dates end before
     return moment.isoformat(timespec="microseconds")
 
 
@@ -206,10 +209,11 @@ def delete(key: Key, connection: Connection) -> tuple[int, ...] | None:
     """Delete the conversation, if it is there."""
     session_key = find_session(key, connection)
     connection.execute(statements.FORGET_SET_ASIDE, {"owner": key.owner, "session_id": key.session_id})
-    return None if session_key is None else _delete_one(session_key, connection)
+    return None if session_key is None else delete_row(session_key, connection)
 
 
-def _delete_one(session_key: int, connection: Connection) -> tuple[int, ...]:
+def delete_row(session_key: int, connection: Connection) -> tuple[int, ...]:
+    """Delete a conversation with all that hangs on its number; its turns."""
     turns = connection.execute(TURNS_OF_SESSION, {"session_key": session_key}).fetchall()
     connection.execute(statements.FORGET_RESPONSES, {"session_key": session_key})
     connection.execute(statements.DELETE_SESSION, {"session_key": session_key})
@@ -222,7 +226,7 @@ def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> 
     turns: list[int] = []
     for _, session_key, session_id in found:
         connection.execute(statements.FORGET_SET_ASIDE, {"owner": owner, "session_id": reading.shown(session_id)})
-        turns += _delete_one(session_key, connection)
+        turns += delete_row(session_key, connection)
     if len(found) == limit:
         return found[-1][0], tuple(turns)
     # What is left was set aside of conversations that are gone, or that nobody can name.
@@ -230,17 +234,20 @@ def delete_slice(owner: str, after: int, limit: int, connection: Connection) -> 
     return None, tuple(turns)
 
 
-def page_of_sessions(owner: str, limit: int, before: int, connection: Connection) -> Page[SessionInfo]:
-    """A page of the owner's conversations."""
-    found = connection.execute(
-        statements.PAGE_OF_SESSIONS, {"owner": owner, "before": before, "limit": limit + 1}
-    ).fetchall()
+def page_of_sessions(owner: str | None, limit: int, before: int, connection: Connection) -> Page[SessionInfo]:
+    """A page of the owner's conversations, or of all owners'."""
+    asked = {"before": before, "limit": limit + 1}
+    if owner is None:
+        found = connection.execute(statements.PAGE_OF_ALL_SESSIONS, asked).fetchall()
+    else:
+        found = connection.execute(statements.PAGE_OF_SESSIONS, {**asked, "owner": owner}).fetchall()
     return Page(tuple(map(_info, found[:limit])), found[limit - 1][0] if len(found) > limit else None)
 
 
 def _info(row: tuple[Any, ...]) -> SessionInfo:
-    _, session_id, agent_name, metadata_json, created_at, updated_at = row
+    _, owner, session_id, agent_name, metadata_json, created_at, updated_at = row
     return SessionInfo(
+        owner=reading.shown(owner),
         session_id=reading.shown(session_id),
         active_agent_name=reading.shown(agent_name),
         metadata=_listed(session_id, "metadata_json", metadata_json, reading.values, EMPTY),
@@ -256,6 +263,24 @@ def _listed(session_id: str, column: str, value: object, read: Callable[[str, st
     except CorruptSessionError as error:
         logger.warning("%s; it is listed without its %s", error, column)
         return otherwise
+
+
+def find_service_session(
+    owner: str, service_key: str, agent_names: frozenset[str], connection: Connection
+) -> Key | None:
+    """The newest conversation that holds the id and may be given to one of these agents."""
+    for session_id, text in connection.execute(
+        statements.SESSIONS_AT_SERVICE, {"owner": owner, "service_key": service_key}
+    ):
+        try:
+            service = reading.service(session_id, "chatflow_sessions, service_json", text)
+        except CorruptSessionError as error:
+            # Nobody can tell any more which agent it was given to.
+            logger.warning("%s; it is not found by its service's id", error)
+            continue
+        if service is not None and service.key == service_key and service.is_for(agent_names):
+            return Key(owner, session_id)
+    return None
 
 
 def page_of_messages(key: Key, limit: int, before: int, connection: Connection) -> Page[Message] | None:

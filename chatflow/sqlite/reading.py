@@ -11,6 +11,7 @@ from chatflow.core.codec import entry_from_json, message_from_json, response_fro
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import check_max_turns
+from chatflow.core.records import LONGEST_SPAN
 from chatflow.core.rows import State
 from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
@@ -164,7 +165,10 @@ def seconds(session_id: str, row: str, value: object) -> float:
 
 def optional_seconds(session_id: str, row: str, value: object) -> float | None:
     """A span's column that may hold nothing."""
-    return None if value is None else seconds(session_id, row, value)
+    found = None if value is None else seconds(session_id, row, value)
+    if found is not None and found > LONGEST_SPAN:
+        raise CorruptSessionError(session_id=shown(session_id), row=row, reason="it is longer than a hundred years")
+    return found
 
 
 def state(session_id: str, row: str, value: object) -> State:

@@ -51,13 +51,14 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX chatflow_sessions_by_commit ON chatflow_sessions (owner, version)",
         # Few conversations have either, and the others pay nothing for it.
         """
-        CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key)
+        CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key, version)
         WHERE service_key IS NOT NULL
         """,
         """
         CREATE INDEX chatflow_sessions_by_expiry ON chatflow_sessions (owner, expires_at)
         WHERE expires_at IS NOT NULL
         """,
+        "CREATE INDEX chatflow_sessions_expiring ON chatflow_sessions (expires_at) WHERE expires_at IS NOT NULL",
         # place orders a conversation's messages, system messages first. WITHOUT ROWID keeps them together on the disk:
         # loading one conversation reads one stretch.
         """

@@ -92,10 +92,23 @@ SESSIONS_AFTER: Final[LiteralString] = """
 """A slice of an owner's conversations, oldest commit first: one that is changed meanwhile comes again, later."""
 
 PAGE_OF_SESSIONS: Final[LiteralString] = """
-    SELECT version, session_id, active_agent_name, metadata_json, created_at, updated_at
+    SELECT version, owner, session_id, active_agent_name, metadata_json, created_at, updated_at
     FROM chatflow_sessions WHERE owner = :owner AND version < :before ORDER BY version DESC LIMIT :limit
 """
 """An owner's conversations, newest commit first."""
+
+PAGE_OF_ALL_SESSIONS: Final[LiteralString] = """
+    SELECT version, owner, session_id, active_agent_name, metadata_json, created_at, updated_at
+    FROM chatflow_sessions
+    WHERE version < :before AND (owner < char(0) OR owner >= char(1)) ORDER BY version DESC LIMIT :limit
+"""
+"""All owners' conversations, but for what is being erased."""
+
+SESSIONS_AT_SERVICE: Final[LiteralString] = """
+    SELECT session_id, service_json FROM chatflow_sessions
+    WHERE owner = :owner AND service_key = :service_key ORDER BY version DESC
+"""
+"""An owner's conversations that hold a service's id, newest commit first."""
 
 PAGE_OF_MESSAGES: Final[LiteralString] = """
     SELECT place, message_json FROM chatflow_messages

@@ -15,6 +15,7 @@ from chatflow.core.codec import entry_to_json, response_to_json, values_to_json
 from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.messages import Message
+from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -43,12 +44,13 @@ from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS
 from chatflow.exceptions import StoreClosedError, StoreError
-from chatflow.sqlite import operations, turns
+from chatflow.sqlite import erasing, exporting, operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
 from chatflow.sqlite.examination import Progress, examine_next
 from chatflow.sqlite.location import locate
 from chatflow.sqlite.mending import mend_next
+from chatflow.sqlite.retention import PurgeProgress, purge_sessions
 from chatflow.sqlite.schema import LIFECYCLE
 from chatflow.sqlite.turns import At
 
@@ -177,9 +179,13 @@ class SQLiteSessionStore(StoreBackend):
         """Delete a slice."""
         return await self._write(operations.delete_slice, owner, after or 0, limit)
 
-    async def page_of_sessions(self, owner: str, limit: int, after: int | None) -> Page[SessionInfo]:
+    async def page_of_sessions(self, owner: str | None, limit: int, after: int | None) -> Page[SessionInfo]:
         """Read a page by version."""
         return await self._read(operations.page_of_sessions, owner, limit, _LAST_VERSION if after is None else after)
+
+    async def find_service_session(self, owner: str, service_key: str, agent_names: frozenset[str]) -> Key | None:
+        """By an index."""
+        return await self._read(operations.find_service_session, owner, service_key, agent_names)
 
     async def page_of_messages(self, key: Key, limit: int, before: int | None) -> Page[Message] | None:
         """Read a page by place."""
@@ -261,7 +267,7 @@ class SQLiteSessionStore(StoreBackend):
         """Delete the row."""
         await self._write(turns.end_answered, turn_id, attempt, self._at(), durable=False)
 
-    async def page_of_turns(self, owner: str, after: int, limit: int) -> tuple[PendingTurn, ...]:
+    async def page_of_turns(self, owner: str | None, after: int, limit: int) -> tuple[PendingTurn, ...]:
         """Read a page by id."""
         return await self._read(turns.page, owner, after, limit, self._at())
 
@@ -280,6 +286,55 @@ class SQLiteSessionStore(StoreBackend):
     async def purge_processed(self, limit: int) -> int:
         """Delete a slice."""
         return await self._write(operations.purge, limit, self._expired_before(), durable=False)
+
+    # --- whole owners ---
+
+    async def purge_sessions(
+        self, owner: str | None, idle_for: float | None, after: object | None, limit: int
+    ) -> Purged:
+        """Read a slice in the order of moments or of commits, and delete what may go."""
+        assert after is None or isinstance(after, PurgeProgress)
+        now = self._clock()
+        idle_before = None if idle_for is None else _text(now - dt.timedelta(seconds=idle_for))
+        return await self._write(purge_sessions, owner, idle_before, _text(now), after or PurgeProgress(), limit)
+
+    async def hide_owner(self, owner: str) -> Hidden:
+        """Delete the turns, and rename the rest."""
+        return await self._write(erasing.hide_owner, owner)
+
+    async def drop_hidden(self, limit: int) -> bool:
+        """Look first, since there is mostly nothing, and then delete."""
+        return await self._read(erasing.is_anything_noted) and await self._write(erasing.drop_hidden, limit)
+
+    async def flush_hidden(self, *, rewrite: bool) -> bool:
+        """Write the log into the file, and empty it."""
+        dropped = await self._read(erasing.dropped)
+        if not dropped and not rewrite:
+            return True
+        flushed = await self._in_use().flush(rewrite=rewrite)
+        if flushed and dropped:
+            await self._write(erasing.forget, dropped, durable=False)
+        return flushed
+
+    async def page_of_session_ids(self, owner: str, after: str, limit: int) -> tuple[str, ...]:
+        """Read a page by id."""
+        return await self._read(exporting.page_of_session_ids, owner, after, limit)
+
+    async def read_session(self, key: Key) -> Stored | None:
+        """Read it whole."""
+        return await self._read(exporting.read_session, key)
+
+    async def read_journal(self, turn_id: int) -> tuple[Entry, ...]:
+        """Read its lines."""
+        return await self._read(exporting.read_journal, turn_id)
+
+    async def page_of_processed(self, owner: str, after: tuple[str, str], limit: int) -> tuple[RememberedId, ...]:
+        """Read a page by id."""
+        return await self._read(exporting.page_of_processed, owner, after, limit)
+
+    async def page_of_set_aside(self, owner: str, after: int, limit: int) -> tuple[TakenOut, ...]:
+        """Read a page by number."""
+        return await self._read(exporting.page_of_set_aside, owner, after, limit)
 
     # --- damage ---
 

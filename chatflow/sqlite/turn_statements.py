@@ -13,7 +13,7 @@ QUEUE_FIRST: Final[LiteralString] = """
         session_key, 'running', :holder, 1, 1, :lease_seconds, 0, :agent_name, :message_id, :digest,
         :work_json, :parent, :now
     FROM chatflow_sessions
-    WHERE session_key = :session_key AND NOT EXISTS (
+    WHERE session_key = :session_key AND owner = :owner AND NOT EXISTS (
         SELECT 1 FROM chatflow_turns AS other
         WHERE other.session_key = :session_key AND (
             other.state IN ('queued', 'running')
@@ -24,7 +24,8 @@ QUEUE_FIRST: Final[LiteralString] = """
         turn_id,
         (SELECT version FROM chatflow_sessions WHERE chatflow_sessions.session_key = chatflow_turns.session_key)
 """
-"""A turn that runs at once, since nothing of its conversation is before it: the usual case, in one statement."""
+"""A turn that runs at once, since nothing of its conversation is before it: the usual case, in one statement. A
+conversation that is being erased has another owner by then."""
 
 READ_ROW: Final[LiteralString] = """
     SELECT turn_id, session_key, state, holder, attempt, attempts, accepted, agent_name, message_id, digest
@@ -132,10 +133,10 @@ PAGE_OF_TURNS: Final[LiteralString] = """
         turn.turn_id, session.owner, session.session_id, turn.message_id, turn.work_json, turn.agent_name, turn.state,
         turn.attempts, turn.queued_at, turn.attempt
     FROM chatflow_turns AS turn CROSS JOIN chatflow_sessions AS session USING (session_key)
-    WHERE turn.turn_id > :after AND session.owner = :owner
+    WHERE turn.turn_id > :after AND (:owner IS NULL OR session.owner = :owner)
     ORDER BY turn.turn_id LIMIT :limit
 """
-"""An owner's turns."""
+"""An owner's turns, or all."""
 
 TURNS_OF_SESSION: Final[LiteralString] = "SELECT turn_id FROM chatflow_turns WHERE session_key = :session_key"
 """All of a conversation's turns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -94,6 +95,7 @@ def _queue_first(ticket: Ticket, known: Snapshot, at: At, connection: Connection
         statements.QUEUE_FIRST,
         {
             "session_key": known.session_key,
+            "owner": ticket.key.owner,
             "holder": at.holder,
             "lease_seconds": ticket.lease_seconds,
             "agent_name": ticket.agent_name,
@@ -193,14 +195,18 @@ def read_journal(row: Row, key: Key, connection: Connection) -> tuple[Entry, ...
     """What an earlier attempt has left."""
     if row.message_id is None:
         return ()
+    lines = connection.execute(statements.READ_JOURNAL, {"turn_id": row.turn_id})
+    return entries_of(row.turn_id, key.session_id, lines)
+
+
+def entries_of(turn_id: int, session_id: str, lines: Iterable[tuple[Any, Any]]) -> tuple[Entry, ...]:
+    """A journal's lines, read."""
     entries: list[Entry] = []
-    for expected, (step, text) in enumerate(
-        connection.execute(statements.READ_JOURNAL, {"turn_id": row.turn_id}), start=1
-    ):
-        where = f"chatflow_journal, turn_id {row.turn_id}, step {expected}"
+    for expected, (step, text) in enumerate(lines, start=1):
+        where = f"chatflow_journal, turn_id {turn_id}, step {expected}"
         if step != expected:
-            raise CorruptSessionError(session_id=key.session_id, row=where, reason="the row is missing")
-        entries.append(reading.entry(key.session_id, where, text))
+            raise CorruptSessionError(session_id=session_id, row=where, reason="the row is missing")
+        entries.append(reading.entry(session_id, where, text))
     return tuple(entries)
 
 
@@ -219,7 +225,7 @@ def _work(turn_id: int, now: str, connection: Connection) -> Work:
 
 
 def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
-    turn_id, _, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
+    turn_id, owner, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
     where = f"chatflow_turns, turn_id {turn_id}"
     user_message, metadata = reading.work(session_id, f"{where}, work_json", work_json)
     queued = reading.moment(session_id, f"{where}, queued_at", queued_at)
@@ -234,6 +240,7 @@ def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
         attempts=reading.number(session_id, f"{where}, attempts", attempts),
         queued_at=queued,
         age=dt.datetime.fromisoformat(now) - queued,
+        owner=reading.shown(owner),
     )
 
 
@@ -394,8 +401,8 @@ def end_answered(turn_id: int, attempt: int, at: At, connection: Connection) -> 
     connection.execute(statements.END_ANSWERED, {"turn_id": turn_id, "attempt": attempt, "holder": at.holder})
 
 
-def page(owner: str, after: int, limit: int, at: At, connection: Connection) -> tuple[PendingTurn, ...]:
-    """A page of an owner's turns."""
+def page(owner: str | None, after: int, limit: int, at: At, connection: Connection) -> tuple[PendingTurn, ...]:
+    """A page of an owner's turns, or of all owners'."""
     found = connection.execute(statements.PAGE_OF_TURNS, {"owner": owner, "after": after, "limit": limit})
     return tuple(_listed(row, at.now) for row in found)
 
@@ -406,7 +413,7 @@ def _listed(found: tuple[Any, ...], now: str) -> PendingTurn:
         return _pending(found, now)
     except CorruptSessionError as error:
         logger.warning("%s; it is listed without its message", error)
-    turn_id, _, session_id, message_id, _, agent_name, state, attempts, queued_at, _ = found
+    turn_id, owner, session_id, message_id, _, agent_name, state, attempts, queued_at, _ = found
     asked = dt.datetime.fromisoformat(now)
     try:
         queued = reading.moment(session_id, "", queued_at)
@@ -423,4 +430,5 @@ def _listed(found: tuple[Any, ...], now: str) -> PendingTurn:
         attempts=attempts if isinstance(attempts, int) else 0,
         queued_at=queued,
         age=asked - queued,
+        owner=reading.shown(owner),
     )

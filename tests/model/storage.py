@@ -164,7 +164,7 @@ class SharedTables(MemoryTables):
 
     def forget_answers(self, key: Key) -> None:
         """Forget which messages of the conversation were answered."""
-        session = self._sessions.get(key)
+        session = self.sessions.find(key)
         if session is not None:
             for message_id in session.answered:
                 self._processed.pop((key, message_id), None)
@@ -172,8 +172,8 @@ class SharedTables(MemoryTables):
 
     def overwrite(self, key: Key, snapshot: Snapshot) -> Snapshot | None:
         """Make *snapshot* what the conversation is."""
-        session = self._sessions.get(key)
-        return None if session is None else self._renew(session, snapshot)
+        session = self.sessions.find(key)
+        return None if session is None else self.sessions.renew(session, snapshot)
 
 
 class Memory(Storage):
@@ -184,7 +184,7 @@ class Memory(Storage):
         self.tables = SharedTables(clock, self.gone)
 
     def create(self, holder: str, key: Key, new: NewSession) -> Snapshot:
-        return self.tables.of(holder).create(key, new)
+        return self.tables.of(holder).sessions.create(key, new)
 
     def queue(self, holder: str, ticket: Ticket) -> Queued:
         return self._placed(holder, self.tables.of(holder).queue(ticket))

@@ -15,9 +15,12 @@ from chatflow.sqlite import (
     contents,
     database,
     diagnosis,
+    erasing,
     examination,
+    exporting,
     journals,
     mending,
+    retention,
     rows,
     schema,
     statements,
@@ -64,6 +67,7 @@ def all_statements() -> dict[str, str]:
         for module in (
             *(statements, turn_statements, rows, database, schema, contents, upgrade),
             *(answers, aside, diagnosis, examination, journals, mending, turn_diagnosis, turn_mending),
+            *(erasing, exporting, retention),
         )
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)

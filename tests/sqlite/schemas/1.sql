@@ -23,12 +23,13 @@ CREATE TABLE chatflow_sessions (
         ) STRICT
         ;
 CREATE INDEX chatflow_sessions_by_commit ON chatflow_sessions (owner, version);
-CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key)
+CREATE INDEX chatflow_sessions_by_service ON chatflow_sessions (owner, service_key, version)
         WHERE service_key IS NOT NULL
         ;
 CREATE INDEX chatflow_sessions_by_expiry ON chatflow_sessions (owner, expires_at)
         WHERE expires_at IS NOT NULL
         ;
+CREATE INDEX chatflow_sessions_expiring ON chatflow_sessions (expires_at) WHERE expires_at IS NOT NULL;
 CREATE TABLE chatflow_messages (
             session_key INTEGER NOT NULL REFERENCES chatflow_sessions (session_key) ON DELETE CASCADE,
             place INTEGER NOT NULL,

@@ -1,0 +1,123 @@
+"""All that is kept of an owner, as lines of JSON, read from the storage as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from chatflow.core.codec import FORMAT_VERSION, encode, entry_to_json, message_to_json, response_to_json
+from chatflow.core.owners import RememberedId, Stored, TakenOut
+from chatflow.core.records import Key, PendingTurn
+from chatflow.core.values import freeze
+from chatflow.exceptions import CorruptSessionError
+
+if TYPE_CHECKING:
+    from chatflow.core.storage import Storage
+
+_PAGE: Final = 100
+"""Rows that are read at once; of conversations only their ids are."""
+
+
+async def lines_of_owner(storage: Storage, owner: str) -> AsyncIterator[str]:
+    """Everything of *owner*, as `BaseSessionStore.export_owner` says."""
+    yield _line("export", format=FORMAT_VERSION, owner=encode(owner))
+    after = ""
+    while ids := await storage.page_of_session_ids(owner, after, _PAGE):
+        for session_id in ids:
+            line = await _conversation_line(storage, Key(owner, session_id))
+            if line is not None:
+                yield line
+        after = ids[-1]
+    last = 0
+    while turns := await storage.page_of_turns(owner, last, _PAGE):
+        for turn in turns:
+            yield await _turn_line(storage, turn)
+        last = turns[-1].turn_id
+    seen = ("", "")
+    while remembered := await storage.page_of_processed(owner, seen, _PAGE):
+        for each in remembered:
+            yield _id_line(each)
+        seen = (remembered[-1].session_id, remembered[-1].message_id)
+    number = 0
+    while taken_out := await storage.page_of_set_aside(owner, number, _PAGE):
+        for taken in taken_out:
+            yield _set_aside_line(taken)
+        number = taken_out[-1].number
+
+
+def _line(kind: str, **fields: Any) -> str:
+    return orjson.dumps({"kind": kind, **fields}).decode()
+
+
+async def _conversation_line(storage: Storage, key: Key) -> str | None:
+    """None for one that is gone by now."""
+    try:
+        stored = await storage.read_session(key)
+    except CorruptSessionError as error:
+        return _line("unreadable", session_id=encode(error.session_id), row=error.row, reason=error.reason)
+    return None if stored is None else conversation_line(key, stored)
+
+
+def conversation_line(key: Key, stored: Stored) -> str:
+    """One conversation, whole."""
+    snapshot = stored.snapshot
+    return _line(
+        "conversation",
+        session_id=encode(key.session_id),
+        agent=encode(snapshot.agent_name),
+        metadata=encode(snapshot.metadata),
+        state=encode(snapshot.state),
+        max_turns=snapshot.max_turns,
+        expires_after=snapshot.expires_after,
+        service=None if snapshot.service is None else encode(snapshot.service.to_data()),
+        created_at=stored.created_at.isoformat(),
+        updated_at=stored.updated_at.isoformat(),
+        messages=[orjson.Fragment(message_to_json(message)) for message in snapshot.history],
+    )
+
+
+async def _turn_line(storage: Storage, turn: PendingTurn) -> str:
+    session_id = encode(turn.session_id)
+    try:
+        journal = await storage.read_journal(turn.turn_id)
+    except CorruptSessionError as error:
+        return _line("unreadable", session_id=session_id, row=error.row, reason=error.reason)
+    return _line(
+        "turn",
+        turn_id=turn.turn_id,
+        session_id=session_id,
+        message_id=encode(turn.message_id),
+        user_message=encode(turn.user_message),
+        metadata=encode(turn.metadata),
+        agent=encode(turn.agent_name),
+        state=encode(turn.state),
+        attempts=turn.attempts,
+        queued_at=turn.queued_at.isoformat(),
+        journal=[orjson.Fragment(entry_to_json(entry)) for entry in journal],
+    )
+
+
+def _id_line(remembered: RememberedId) -> str:
+    response, fault = remembered.response, remembered.fault
+    if fault is not None:
+        return _line("unreadable", session_id=encode(fault.session_id), row=encode(fault.row), reason=fault.reason)
+    return _line(
+        "message_id",
+        session_id=encode(remembered.session_id) or None,
+        message_id=encode(remembered.message_id),
+        processed_at=remembered.processed_at.isoformat(),
+        response=None if response is None else orjson.Fragment(response_to_json(response)),
+    )
+
+
+def _set_aside_line(taken: TakenOut) -> str:
+    return _line(
+        "set_aside",
+        session_id=encode(taken.session_id),
+        source=encode(taken.source),
+        content=encode(freeze(taken.content)),
+        reason=encode(taken.reason),
+        set_aside_at=taken.set_aside_at,
+    )

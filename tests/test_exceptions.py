@@ -36,6 +36,7 @@ from chatflow.exceptions import (
     StoreError,
     StoreFormatError,
     StoreOwnerRequiredError,
+    StoreScopeError,
     ToolArgumentError,
     ToolError,
     TurnInsideTurnError,
@@ -70,6 +71,7 @@ ERRORS: list[ChatflowError] = [
     StoreBusyError(store=STORE, waited_seconds=10.0),
     StoreFormatError(store=STORE, reason="it is a directory"),
     StoreOwnerRequiredError(store=STORE),
+    StoreScopeError(store=STORE, what="check()"),
     EngineError("something", model="gpt-4o", status=500, retry_after=2.5),
     EngineRateLimitError("something", model="gpt-4o", status=429, retry_after=2.5),
     EngineTimeoutError("something", model="gpt-4o"),
@@ -180,6 +182,7 @@ LONG = "x" * 10_000
         StoreBusyError(store=LONG, waited_seconds=10),
         StoreFormatError(store=LONG, reason="because"),
         StoreOwnerRequiredError(store=LONG),
+        StoreScopeError(store=LONG, what="check()"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import anyio
 
+from chatflow.core import backend
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse, Message, Role, ToolCall
@@ -350,6 +351,25 @@ async def waits_and_is_cancelled(path: str) -> None:
     tell("done")
 
 
+async def erase(path: str, owner: str, step: str) -> None:
+    """Erase an owner, a conversation at a time, and stop before a step."""
+    backend._ERASED_AT_ONCE = 1  # type: ignore[misc]
+    name, _, number = step.partition(" ")
+    stops = iter([False] * int(number or 0) + [True])
+    async with SQLiteSessionStore(path) as store:
+        primitive = getattr(store, name)
+
+        async def stopped(*args: Any, **options: Any) -> Any:
+            if next(stops, False):
+                tell("there")
+                await wait()
+            return await primitive(*args, **options)
+
+        setattr(store, name, stopped)
+        await store.erase_owner(owner)
+    tell("done")
+
+
 PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
     each.__name__: each
     for each in (
@@ -371,6 +391,7 @@ PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
         lease_of_run,
         block,
         waits_and_is_cancelled,
+        erase,
     )
 }
 

@@ -20,6 +20,7 @@ from chatflow.core.messages import (
     UnknownPart,
 )
 from chatflow.core.owners import ALL, Erased
+from chatflow.core.providers import ContextProvider, HistoryProvider, RunContext
 from chatflow.core.pruning import prune
 from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
 from chatflow.core.repairs import Fault, Repair
@@ -77,6 +78,7 @@ __all__ = [
     "BaseSessionStore",
     "ChatflowError",
     "Checkpoint",
+    "ContextProvider",
     "ContextWindowError",
     "CorruptSessionError",
     "Engine",
@@ -94,6 +96,7 @@ __all__ = [
     "Handoff",
     "HandoffError",
     "History",
+    "HistoryProvider",
     "ImagePart",
     "LiteLLMEngine",
     "Message",
@@ -106,6 +109,7 @@ __all__ = [
     "Receipt",
     "Repair",
     "Role",
+    "RunContext",
     "Runner",
     "SQLiteSessionStore",
     "ScriptedEngine",

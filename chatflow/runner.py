@@ -46,6 +46,7 @@ from chatflow.exceptions import (
 )
 from chatflow.running.asking import Asking, OnLostServiceSession
 from chatflow.running.loop import Loop, Registry
+from chatflow.running.providing import Providing
 from chatflow.running.slots import TurnSlots, give_back_slots
 from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure
 
@@ -369,6 +370,7 @@ class Runner:
 
     async def _run(self, turn: Turn, user_message: str, metadata: FrozenDict, *, strict: bool = False) -> AgentResponse:
         """What happens in a turn that has begun, to its commit."""
+        providing = Providing(turn)
         with self._slots.entered() as slot:
             try:
                 await slot.hold()
@@ -381,12 +383,16 @@ class Runner:
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
                     asking=Asking(turn, self.on_lost_service_session),
+                    providing=providing,
                     strict=strict,
                 )
                 turn.session.metadata.update(metadata)
                 response = turn.response = await self._in_time(loop, user_message)
             except BaseException as error:
-                await turn.drop(error)
+                try:
+                    await providing.fail(error)
+                finally:
+                    await turn.drop(error)
                 raise
             await turn.commit()
         return response

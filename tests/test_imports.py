@@ -40,6 +40,8 @@ RUNS_TURNS: Final = (
     "chatflow.runner",
     "chatflow.running.loop",
     "chatflow.running.batch",
+    "chatflow.running.contents",
+    "chatflow.running.providing",
     "chatflow.running.slots",
     "chatflow.running.worker",
 )

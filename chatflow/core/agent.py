@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, overload
 
 from chatflow.core.handoffs import handoff_tool, handoff_tool_name
-from chatflow.core.tools import Tool
+from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
+from chatflow.core.tools import Tool, to_tool
 from chatflow.exceptions import HandoffError, ToolError, shorten
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ class Agent:
     *instructions* is text, or a function that takes the session or nothing and returns the text, async or not; it is
     called on the event loop at each turn, so it must not block. *tools* are tools or functions to make tools of.
     *handoffs* are agents this one may hand the conversation to; two may name each other, with `add_handoff`. *engine*
-    answers for this agent; without one the runner's does, by *model*.
+    answers for this agent; without one the runner's does, by *model*. *context_providers* add to its runs, in this
+    order; at most one of them is a `HistoryProvider`.
 
     Raises:
         ToolError: A function can't be made a tool, or two tools have one name.
         HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
         TypeError: An argument is of a wrong type.
-        ValueError: *name* or *model* is blank.
+        ValueError: *name* or *model* is blank, or two providers have one name or both choose the history.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Agent:
         tools: Iterable[Tool | Callable[..., Any]] = (),
         handoffs: Iterable[Agent] = (),
         engine: Engine | None = None,
+        context_providers: Iterable[ContextProvider] = (),
     ) -> None:
         self._name: Final = _named("name", name)
         self._model: Final = _named("model", model)
@@ -58,6 +61,7 @@ class Agent:
         if engine is not None and not callable(getattr(engine, "generate", None)):
             raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
         self._engine: Final = engine
+        self._context_providers: Final = _providers(context_providers)
         self._tools: dict[str, Tool] = {}
         self._handoffs: dict[str, tuple[Agent, Tool]] = {}
         for each in _several("tools", tools):
@@ -95,6 +99,16 @@ class Agent:
         """The agents it may hand over to, in the order they were added."""
         return tuple(peer for peer, _ in self._handoffs.values())
 
+    @property
+    def context_providers(self) -> tuple[ContextProvider, ...]:
+        """What adds to its runs, in the order of the calls."""
+        return self._context_providers
+
+    @property
+    def history_provider(self) -> HistoryProvider | None:
+        """The one of them that chooses what is sent of the history, if one does."""
+        return next((each for each in self._context_providers if isinstance(each, HistoryProvider)), None)
+
     def __repr__(self) -> str:
         return f"<Agent {shorten(self._name)}>"
 
@@ -106,9 +120,7 @@ class Agent:
             HandoffError: A tool that hands over has its name.
             TypeError: It is neither a tool nor a function.
         """
-        added = function if isinstance(function, Tool) else Tool(function)
-        if added.is_unbound:
-            raise ToolError(f"tool {added.name} is a method; add it from an instance of its class", tool=added.name)
+        added = to_tool(function)
         present = self._tools.get(added.name)
         if present is not None and present is not added:
             raise ToolError(
@@ -322,6 +334,23 @@ def _several(argument: str, values: Any) -> Iterable[Any]:
         raise TypeError(f"{argument} must be a list or the like, not {type(values).__name__}")
     several: Iterable[Any] = values
     return several
+
+
+def _providers(values: Any) -> tuple[ContextProvider, ...]:
+    found: dict[str, ContextProvider] = {}
+    for each in _several("context_providers", values):
+        if not isinstance(each, ContextProvider):
+            raise TypeError(f"context_providers are instances of ContextProvider, not {each!r}")
+        name = _named("a context provider's name", each.name)
+        if each.on_error not in get_args(OnError):
+            raise ValueError(f"on_error of provider {shorten(name)} must be 'fail' or 'log', not {each.on_error!r}")
+        if name in found:
+            raise ValueError(f"two context providers are named {shorten(name)}; give one of them another name")
+        found[name] = each
+    choosing = [name for name, each in found.items() if isinstance(each, HistoryProvider)]
+    if len(choosing) > 1:
+        raise ValueError(f"one HistoryProvider chooses what is sent of the history, not {' and '.join(choosing)}")
+    return tuple(found.values())
 
 
 def _require_agent(value: object) -> None:

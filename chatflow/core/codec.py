@@ -269,6 +269,7 @@ _register(
     Deed,
     kind=_VALUE,
     key=_VALUE,
+    inner=_VALUE,
     # Frozen when it is read, since no class does it: it becomes a value of the session's as it is.
     value=override(unstruct_hook=encode, struct_hook=lambda value, _: freeze(decode(value), "value")),
 )

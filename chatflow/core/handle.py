@@ -19,7 +19,7 @@ from chatflow.core.membership import open_turns, refuse_left_over
 from chatflow.core.pruning import Window
 from chatflow.core.records import Key, Known, NewSession, Snapshot
 from chatflow.core.values import freeze_mapping
-from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes
+from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes, with_inner
 from chatflow.exceptions import SessionDeletedError, SessionStateError, UnstorableValueError
 
 if TYPE_CHECKING:
@@ -130,6 +130,15 @@ class Handle:
             self.pending[kind][key] = Change(value)
         else:
             working.set(kind, key, value)
+
+    def set_inside(self, key: str, inner: str, value: Any) -> None:
+        """Set or remove one key of the mapping that the state has under *key*, as `set_value` does with a whole key."""
+        working = self._working
+        if working is None:
+            refuse_left_over(self)
+            self.pending["state"][key] = Change(with_inner(self.values("state").get(key), inner, value))
+        else:
+            working.set_inside(key, inner, value)
 
     def recording(self) -> AbstractContextManager[list[Deed]]:
         """What the code inside does to the turn that the running code belongs to."""

@@ -23,14 +23,16 @@ Done = Literal["set", "remove", "agent", "add", "clear", "drop", "mark", "restor
 class Deed:
     """One thing that a tool did to its conversation.
 
-    ``set`` and ``remove`` name a *key* of metadata or state, by *kind*; ``agent`` sets the active agent to the name
-    *value*; ``add`` is a *message*; ``drop`` takes the last *value* messages away; ``mark`` is a checkpoint, of the
-    number *value*, and ``restore`` goes back to it; the number 0 is the moment that the turn began.
+    ``set`` and ``remove`` name a *key* of metadata or state, by *kind*, or with *inner* a key of the mapping that
+    stands there; ``agent`` sets the active agent to the name *value*; ``add`` is a *message*; ``drop`` takes the last
+    *value* messages away; ``mark`` is a checkpoint, of the number *value*, and ``restore`` goes back to it; the number
+    0 is the moment that the turn began.
     """
 
     what: Done
     kind: Literal["metadata", "state"] | None = None
     key: str | None = None
+    inner: str | None = None
     value: Any = None
     message: Message | None = None
 

@@ -300,6 +300,19 @@ def tool(
     return functools.partial(Tool, name=name, description=description, idempotent=idempotent)
 
 
+def to_tool(function: Tool | Callable[..., Any]) -> Tool:
+    """*function* itself if it is a tool, or a tool made of it.
+
+    Raises:
+        ToolError: It can't be made a tool, or is a method that no instance was asked for.
+        TypeError: It is neither a tool nor a function.
+    """
+    found = function if isinstance(function, Tool) else Tool(function)
+    if found.is_unbound:
+        raise ToolError(f"tool {found.name} is a method; add it from an instance of its class", tool=found.name)
+    return found
+
+
 def _refuse_bad_types(function: Any, name: object, description: object, idempotent: object) -> None:
     source = without_partial(function)
     if isinstance(source, Tool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import attrs
 
@@ -14,7 +14,7 @@ from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
 from chatflow.core.service import service_session_of, unseen
-from chatflow.core.values import FrozenDict
+from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 
 logger = logging.getLogger("chatflow.turn")
@@ -41,6 +41,12 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     """*values* with *changes* made to them, key by key."""
     result = {**values, **changes}
     return {key: value for key, value in result.items() if value is not REMOVED}
+
+
+def with_inner(found: object, inner: str, value: Any) -> Any:
+    """The mapping *found*, or an empty one, with one key set, or removed; `REMOVED` if that leaves nothing."""
+    before: Mapping[str, Any] = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else EMPTY
+    return FrozenDict(merged(before, {inner: value})) or REMOVED
 
 
 def with_changes(values: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
@@ -92,6 +98,22 @@ class Working:
             self.values[kind][key] = value
             record(self, Deed(what="set", kind=kind, key=key, value=value))
 
+    def set_inside(self, key: str, inner: str, value: Any) -> None:
+        """Set one key of the mapping that the state has under *key*, or remove it."""
+        self._put_inside(key, inner, value)
+        if value is REMOVED:
+            record(self, Deed(what="remove", kind="state", key=key, inner=inner))
+        else:
+            record(self, Deed(what="set", kind="state", key=key, inner=inner, value=value))
+
+    def _put_inside(self, key: str, inner: str, value: Any) -> None:
+        state = self.values["state"]
+        after = with_inner(state.get(key), inner, value)
+        if after is REMOVED:
+            state.pop(key, None)
+        else:
+            state[key] = after
+
     def hand_to(self, agent_name: str) -> None:
         """Let another agent answer from now on."""
         self.agent_name = agent_name
@@ -125,7 +147,9 @@ class Working:
     def redo(self, deeds: Iterable[Deed], session_id: str) -> None:
         """Do again what a tool did in an attempt that did not commit, on what the conversation is like now."""
         for deed in deeds:
-            if deed.kind is not None and deed.key is not None:
+            if deed.key is not None and deed.inner is not None:
+                self._put_inside(deed.key, deed.inner, deed.value if deed.what == "set" else REMOVED)
+            elif deed.kind is not None and deed.key is not None:
                 if deed.what == "set":
                     self.values[deed.kind][deed.key] = deed.value
                 else:
@@ -137,7 +161,7 @@ class Working:
             elif deed.what == "drop":
                 self._drop(deed.value)
             elif deed.what == "mark":
-                self._marks[deed.value] = self._snapshot()
+                self._marks[deed.value] = self.snapshot()
             elif deed.what == "restore":
                 self._redo_restore(deed.value, session_id)
             else:
@@ -153,14 +177,14 @@ class Working:
     def _redo_restore(self, number: int, session_id: str) -> None:
         snapshot = self._marks.get(number) if number else self._first()
         if snapshot is not None:
-            self._restore(snapshot)
+            self.go_back(snapshot)
             return
         # Taken outside of every tool, or by one that had not ended: nobody can tell when that was.
         logger.warning("session %s: a rollback to a checkpoint that was not noted is left out", shorten(session_id))
 
     def mark(self) -> Snapshot:
         """The state that `restore` takes."""
-        snapshot = self._snapshot()
+        snapshot = self.snapshot()
         number = max(self._marks, default=0) + 1
         self._marks[number] = snapshot
         record(self, Deed(what="mark", value=number))
@@ -171,7 +195,8 @@ class Working:
         values = self._first_values()
         return attrs.evolve(self.base, metadata=FrozenDict(values["metadata"]), state=FrozenDict(values["state"]))
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
+        """The state that `go_back` takes."""
         return attrs.evolve(
             self.base,
             agent_name=self.agent_name,
@@ -184,11 +209,12 @@ class Working:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to exactly *snapshot*: one that `mark` gave, or the state that the turn began with."""
-        self._restore(snapshot)
+        self.go_back(snapshot)
         number = next((number for number, marked in self._marks.items() if marked is snapshot), 0)
         record(self, Deed(what="restore", value=number))
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Undo all that was done since *snapshot*, which `snapshot` gave, as if it had never been."""
         self.window = Window.of(snapshot.history, snapshot.start)
         self._front = self.window.start
         self.agent_name = snapshot.agent_name

@@ -17,6 +17,7 @@ from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.core.values import FrozenDict
 from chatflow.exceptions import EngineError, ServiceSessionLostError, SessionError, shorten
+from chatflow.running.contents import Contents
 
 logger = logging.getLogger("chatflow.runner")
 
@@ -31,15 +32,22 @@ class Asking:
         self._on_lost: Final = on_lost
         self._logged: Final[set[str]] = set()
 
-    async def ask(self, agent: Agent, engine: Engine, tools: tuple[Tool, ...], family: frozenset[str]) -> EngineReply:
-        """Ask *agent*'s model once; *family* are the names of the agents that a service's session may belong to."""
-        session = self._turn.session
-        prompt = to_prompt(session.history, await agent.render_instructions(session))
+    async def ask(
+        self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], family: frozenset[str]
+    ) -> EngineReply:
+        """Ask a model once; *family* are the names of the agents that a service's session may belong to."""
+        session, agent = self._turn.session, contents.run.agent
+        kept = self._turn.working.service
+        if kept is not None:
+            self._refuse_choice(agent)
+        prompt = to_prompt(await contents.messages(), await contents.instructions())
         self._log(prompt.repairs)
         asked = EngineRequest(agent=agent, messages=prompt.messages, tools=tools)
-        kept = self._turn.working.service
         if kept is None:
-            return self._marked(await self._generate(engine, asked), agent, engine, None)
+            reply = await self._generate(engine, asked)
+            if reply.service_session_id is not None:
+                self._refuse_choice(agent)
+            return self._marked(reply, agent, engine, None)
         self._refuse_other(kept, agent, engine, family)
         known_there = attrs.evolve(asked, messages=self._new_to(kept, prompt.messages), service_session_id=kept.id)
         try:
@@ -76,6 +84,17 @@ class Asking:
             self._logged.update(new)
             logger.warning(
                 "session %s: repaired for the model: %s", shorten(self._turn.session.session_id), "; ".join(new)
+            )
+
+    def _refuse_choice(self, agent: Agent) -> None:
+        """Refuse to choose of a history that a service keeps: it would remember what was not chosen."""
+        chooser = agent.history_provider
+        if chooser is not None:
+            session_id = self._turn.session.session_id
+            raise SessionError(
+                f"session {shorten(session_id)}: a service keeps its history, and provider {shorten(chooser.name)} of"
+                f" agent {shorten(agent.name)} chooses what is sent of it; use one of them",
+                session_id=session_id,
             )
 
     def _refuse_other(self, kept: ServiceSession, agent: Agent, engine: Engine, family: frozenset[str]) -> None:

@@ -14,12 +14,12 @@ from chatflow.core.engine import Engine, EngineReply
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.session import AgentSession
-from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import SessionError, UnmatchedToolResultError, shorten
 from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
+from chatflow.running.providing import Providing
 from chatflow.running.slots import Slot
 
 logger = logging.getLogger("chatflow.runner")
@@ -66,8 +66,8 @@ class Loop:
     max_tool_iterations: int
     tool_timeout: float | None
     asking: Asking
+    providing: Providing
     strict: bool = False
-    said: list[Message] = attrs.field(factory=list[Message])
     called: list[str] = attrs.field(factory=list[str])
     usage: dict[str, Any] | None = None
     handoff: Handoff | None = None
@@ -88,15 +88,16 @@ class Loop:
         if not self.session.active_agent_name:
             await self.session.set_active_agent(self.registry.starting_agent)
         self._active_agent()
-        await self._say(Message(Role.USER, user_message))
+        question = Message(Role.USER, user_message)
+        await self.providing.begin(question, self._agent_of(journal.called(0)))
+        await self._say(question)
         for iteration in range(self.max_tool_iterations):
             called = journal.called(iteration)
+            agent = self._agent_of(called)
             if called is not None:
-                agent = self.registry.agents().get(called.agent_name or "") or self._active_agent()
                 await self._act(agent, called, iteration, journal.returned(iteration))
                 continue
-            agent = self._active_agent()
-            reply = await self._ask(agent, agent.all_tools())
+            reply = await self._ask(agent)
             if not reply.tool_calls:
                 return await self._finish(agent, reply, "answer")
             await self._act(agent, _calls(agent, reply), iteration, None)
@@ -106,7 +107,12 @@ class Loop:
             shorten(self.session.session_id),
             self.max_tool_iterations,
         )
-        return await self._finish(agent, await self._ask(agent, ()), "tool_limit")
+        return await self._finish(agent, await self._ask(agent, with_tools=False), "tool_limit")
+
+    def _agent_of(self, called: Message | None) -> Agent:
+        """The agent that has said *called*, which an earlier attempt has noted; else the one that answers now."""
+        agent = None if called is None else self.registry.agents().get(called.agent_name or "")
+        return agent or self._active_agent()
 
     def _active_agent(self) -> Agent:
         """The live agent that answers now: the starting agent where the stored name is unknown, which stays."""
@@ -132,13 +138,15 @@ class Loop:
 
     async def _say(self, message: Message) -> None:
         await self.session.add_message(message)
-        self.said.append(message)
+        self.providing.said.append(message)
 
-    async def _ask(self, agent: Agent, tools: tuple[Tool, ...]) -> EngineReply:
+    async def _ask(self, agent: Agent, *, with_tools: bool = True) -> EngineReply:
+        contents = await self.providing.prepare(agent)
         await self.slot.hold()
         await self.turn.look()  # nobody pays for an answer that would be thrown away
+        tools = contents.tools if with_tools else ()
         family = self.registry.agents()
-        return await self.asking.ask(agent, self.registry.engine_for(agent), tools, frozenset(family))
+        return await self.asking.ask(contents, self.registry.engine_for(agent), tools, frozenset(family))
 
     def _count(self, usage: Mapping[str, Any] | None) -> None:
         if usage is not None:
@@ -148,7 +156,7 @@ class Loop:
         self._count(reply.usage)
         text = reply.text or ""
         await self._say(Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra))
-        return AgentResponse(
+        response = AgentResponse(
             content=text,
             active_agent_name=agent.name,
             tool_calls_executed=self.called,
@@ -156,13 +164,16 @@ class Loop:
             usage=self.usage,
             stop_reason=stop_reason,
         )
+        await self.providing.succeed(response)
+        return response
 
     async def _act(self, agent: Agent, message: Message, iteration: int, ended: Mapping[int, Entry] | None) -> None:
         """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
         self._count(message.usage)
+        contents = await self.providing.prepare(agent)
         await self._say(message)
         self.called += [call.name for call in message.tool_calls]
-        tools = {tool.name: tool for tool in agent.all_tools()}
+        tools = {tool.name: tool for tool in contents.tools}
         keeps_journal = self.turn.claim is not None
         if keeps_journal and ended is None:
             called = (tools.get(call.name) for call in message.tool_calls)
@@ -196,7 +207,7 @@ class Loop:
         except UnmatchedToolResultError:
             # A tool cleared the history, or rolled it back; what this turn has said so far is still to be answered.
             present = {id(message) for message in self.session.history}
-            for earlier in self.said:
+            for earlier in self.providing.said:
                 if id(earlier) not in present:
                     await self.session.add_message(earlier)
             await self._say(answers)

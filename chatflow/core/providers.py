@@ -75,13 +75,13 @@ class HistoryProvider(ContextProvider):
     """
 
     async def get_messages(self, agent: Agent, session: AgentSession, context: RunContext) -> Sequence[Message]:
-        """The messages to send before those of this turn: of the history, or others in their place.
+        """The messages to send before those of this turn: of `context.history`, or others in their place.
 
         Called once in a turn, when *agent* is first asked, after its providers' `before_run`. System messages are sent
-        only if they are chosen: ``prune(session.history, 5)`` keeps them, and whole turns. Messages of this turn need
-        not be left out, and what a tool removes from the history later in the turn is not sent any more.
+        only if they are chosen: ``prune(context.history, 5)`` keeps them, and whole turns. What is of this turn is not
+        sent twice, and what a tool removes from the history later in the turn is not sent any more.
         """
-        return session.history
+        return context.history
 
 
 @attrs.define(eq=False)
@@ -98,11 +98,15 @@ class Additions:
 
 @attrs.define(kw_only=True, eq=False)
 class AgentRun:
-    """One agent's part in one turn, which all of its providers see: *said* is what the turn has said so far."""
+    """One agent's part in one turn, which all of its providers see.
+
+    *earlier* is the history that the turn began with, *said* what it has said so far.
+    """
 
     agent: Agent
     session: AgentSession
     input: Message
+    earlier: Sequence[Message]
     said: Sequence[Message]
     added: list[Additions] = attrs.field(factory=list[Additions])
     response: AgentResponse | None = None
@@ -122,6 +126,13 @@ class AgentRun:
     def tools(self) -> tuple[Tool, ...]:
         """The agent's tools, then those that were added."""
         return (*self.agent.all_tools(), *chain.from_iterable(added.tools for added in self.added))
+
+    def split_history(self) -> tuple[list[Message], list[Message]]:
+        """The session's history as it is now: what stood there before this turn, and what is the turn's own."""
+        earlier = set(map(id, self.earlier))
+        before = [message for message in self.session.history if id(message) in earlier]
+        own = [message for message in self.session.history if id(message) not in earlier]
+        return before, own
 
 
 class RunContext:
@@ -144,6 +155,11 @@ class RunContext:
     def state(self) -> MutableMapping[str, Any]:
         """The provider's own part of the session's state: committed with the turn, or rolled back with it."""
         return self._state
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The conversation before this turn, as far as it is in the session's history still."""
+        return tuple(self._run.split_history()[0])
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -39,18 +39,15 @@ class Contents:
 
         The same beginning each time in a turn, as far as nobody changes the history behind it.
         """
-        added = self.run.messages
+        added, session = self.run.messages, self.run.session
         if self.choose is not None and self._chosen_from is None:
-            self._chosen_from = self.run.session.history
+            self._chosen_from = session.history
             self._chosen = await self.choose()
-        history = self.run.session.history
         if self._chosen_from is None and not added:
-            return history
-        earlier = set(map(id, self.turn.working.base.history))
-        own = [message for message in history if id(message) not in earlier]
-        before: Sequence[Message] = [message for message in history if id(message) in earlier]
+            return session.history
+        before, own = self.run.split_history()
         if self._chosen_from is not None:
-            left_out = set(map(id, self._chosen_from)) - set(map(id, history)) | set(map(id, own))
+            left_out = set(map(id, self._chosen_from)) - set(map(id, session.history)) | set(map(id, own))
             before = [message for message in self._chosen if id(message) not in left_out]
         systems = [message for message in added if message.role is Role.SYSTEM]
         others = [message for message in added if message.role is not Role.SYSTEM]

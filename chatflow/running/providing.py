@@ -45,7 +45,13 @@ class Providing:
         if contents is not None:
             return contents
         assert self._input is not None
-        run = AgentRun(agent=agent, session=self._turn.session, input=self._input, said=self.said)
+        run = AgentRun(
+            agent=agent,
+            session=self._turn.session,
+            input=self._input,
+            earlier=self._turn.working.base.history,
+            said=self.said,
+        )
         contents = self._contents[agent.name] = Contents(self._turn, run, self.said[-1] if self.said else None)
         for provider in agent.context_providers:
             await self._before(provider, run, contents)

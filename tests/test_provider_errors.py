@@ -11,14 +11,15 @@ import pytest
 
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import Message, Role, ToolResult
-from chatflow.core.providers import ContextProvider, RunContext
+from chatflow.core.providers import RunContext
 from chatflow.core.session import AgentSession
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import UnmatchedToolResultError
 from chatflow.runner import Runner
 from chatflow.running import providing
 from tests.conformance.conversation import user
-from tests.conformance.stepping import CANCELLERS, MOMENTS, Moment
+from tests.conformance.stepping import CANCELLERS
+from tests.conformance.test_providers import Ledger
 from tests.provider_scripts import (
     LOOK,
     Scripted,
@@ -240,64 +241,6 @@ async def test_last_word_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
         await Runner(agent, engine=ScriptedEngine([LookupError("x")])).run_async("s", "hi")
     assert log[-1] == "a done"
     assert "provider 'b' was given up in after_run of a failed turn, after 0.05 s" in caplog.text
-
-
-class Ledger:
-    """Notes of two providers, that wait in between."""
-
-    def __init__(self) -> None:
-        self.returned: list[str] = []
-        self.told: list[str] = []
-        self.ended: list[str] = []
-
-    def provider(self, name: str) -> ContextProvider:
-        """A provider that notes what has come of its calls, with steps before each note."""
-
-        async def before(session: AgentSession, context: RunContext) -> None:
-            await anyio.lowlevel.checkpoint()
-            context.state["runs"] = context.state.get("runs", 0) + 1
-            context.add_messages(user(name), store=name == "b")
-            await anyio.lowlevel.checkpoint()
-            self.returned.append(name)
-
-        async def after(session: AgentSession, context: RunContext) -> None:
-            self.told.append(name)
-            await anyio.lowlevel.checkpoint()
-            context.state["ended"] = True
-            await anyio.lowlevel.checkpoint()
-            self.ended.append(name)
-
-        return Scripted(name, before=before, after=after)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("canceller", CANCELLERS)
-async def test_cancelled_at_any_step(canceller: str, moment: Moment) -> None:
-    """Wherever a turn is cancelled, each provider that had begun is told once, and all or nothing is stored."""
-    for step in count():
-        ledger, store = Ledger(), SessionStore()
-        billing = agent_with(ledger.provider("c"), name="Billing")
-        agent = agent_with(ledger.provider("a"), ledger.provider("b"), tools=[LOOK], handoffs=[billing])
-        runner = Runner(agent, store, ScriptedEngine([CALL("look"), CALL("transfer_to_billing")], default="done"))
-
-        async def run(runner: Runner = runner) -> None:
-            await runner.run_async("s", "hi")
-
-        cancelled = await CANCELLERS[canceller](run, step, moment)
-        # One whose `before_run` was cancelled at its very last step may have returned or not.
-        assert ledger.told == ledger.returned[::-1]
-        # The one that the cancellation came upon has ended with it; the others have had their say.
-        assert len(ledger.ended) >= len(ledger.told) - 1
-        session = await store.get("s")
-        if session is not None and len(session.history):
-            assert ledger.ended == ledger.told == ["c", "b", "a"]
-            assert session.state == {f"_{name}": {"runs": 1, "ended": True} for name in "abc"}
-        elif session is not None:
-            assert session.state == {}
-        again = Runner(agent, store, ScriptedEngine(default="again"))
-        assert (await again.run_async("s", "again")).content == "again"
-        if not cancelled:
-            break
 
 
 @pytest.mark.parametrize("canceller", CANCELLERS)

@@ -17,6 +17,8 @@ import pytest
 from chatflow import (
     Agent,
     AgentResponse,
+    ContextProvider,
+    HistoryProvider,
     Message,
     MessageDeadError,
     MessageMismatchError,
@@ -26,6 +28,7 @@ from chatflow import (
     ScriptedEngine,
     SessionContext,
     SessionStore,
+    prune,
 )
 
 ROOT: Final = Path(__file__).parent.parent
@@ -115,14 +118,39 @@ def test_commands() -> None:
     assert set(commands) <= targets
 
 
-@pytest.mark.parametrize("block", blocks(CONCEPTS, "python"))
-async def test_concepts(block: str) -> None:
-    """Each block of the page on concepts runs in a coroutine that has a session, and takes one turn."""
+TURN, ORDERS, LAST_TWO_TURNS = blocks(CONCEPTS, "python")
+
+
+async def test_turn_of_concepts() -> None:
+    """The turn on the page on concepts runs in a coroutine that has a session."""
     names: dict[str, Any] = {"Message": Message, "Role": Role}
-    exec("async def run(session):\n" + textwrap.indent(block, "    "), names)
+    exec("async def run(session):\n" + textwrap.indent(TURN, "    "), names)
     async with SessionStore() as store:
         session: SessionContext = await store.get_or_create("s", Agent("Support"))
         await names["run"](session)
         stored = await store.messages("s")
     assert [message.role for message in stored.items] == [Role.USER, Role.MODEL]
     assert session.state == {"order_id": "404"}
+
+
+async def test_providers_of_concepts() -> None:
+    """The context provider on the page on concepts tells the next turn what the last one was about."""
+    names: dict[str, Any] = {"ContextProvider": ContextProvider, "Agent": Agent, "re": re}
+    exec(ORDERS, names)
+    engine = ScriptedEngine(default="It is on its way.")
+    runner = Runner(names["support"], engine=engine)
+    await runner.run_async("s", "Where is order 404?")
+    await runner.run_async("s", "And now?")
+    instructions = [request.messages[0].text for request in engine.requests]
+    assert instructions == ["Help with orders.", "Help with orders.\n\nThe user's last order is 404."]
+
+
+async def test_history_provider_of_concepts() -> None:
+    """The history provider on the page on concepts sends two turns and the question."""
+    names: dict[str, Any] = {"HistoryProvider": HistoryProvider, "prune": prune}
+    exec(LAST_TWO_TURNS, names)
+    engine = ScriptedEngine(default="yes")
+    runner = Runner(Agent("Support", context_providers=[names["LastTwoTurns"]()]), engine=engine)
+    for number in range(5):
+        await runner.run_async("s", str(number))
+    assert [message.text for message in engine.requests[-1].messages] == ["2", "yes", "3", "yes", "4"]

@@ -14,7 +14,9 @@ from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, RunContext
 from chatflow.core.service import SERVICE_KEY, ServiceSession
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext, tool
-from chatflow.engines.litellm_form import PROVIDER_KEY, to_litellm_messages
+from chatflow.engines.common_form import PROVIDER_KEY
+from chatflow.engines.litellm_form import to_litellm_messages
+from chatflow.engines.responses_form import to_input
 from chatflow.engines.scripted import Scripted as Reply
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ToolError
@@ -226,7 +228,7 @@ async def test_marks_are_not_sent() -> None:
     await Runner(agent, engine=engine).run_async("s", "hi")
     assert sum(ADDED_BY_KEY in message.extra for message in engine.requests[0].messages) == 3
     sent = to_litellm_messages(engine.requests[0].messages, "openai/test")
-    assert "chatflow_" not in repr(sent)
+    assert "chatflow_" not in repr([sent, to_input(engine.requests[0].messages, "openai/test")])
     assert {"role": "assistant", "content": "noted", "reasoning": "hm"} in sent
 
 

@@ -3,6 +3,16 @@
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.events import (
+    Done,
+    HandedOff,
+    ReasoningDelta,
+    RunEvent,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    UsageReported,
+)
 from chatflow.core.handle import Checkpoint
 from chatflow.core.history import History
 from chatflow.core.memory import SessionStore
@@ -64,6 +74,7 @@ from chatflow.exceptions import (
     UnstorableValueError,
 )
 from chatflow.runner import Runner
+from chatflow.running.stream import RunStream
 from chatflow.sqlite import SQLiteSessionStore
 
 __version__ = "0.1.0"
@@ -81,6 +92,7 @@ __all__ = [
     "ContextProvider",
     "ContextWindowError",
     "CorruptSessionError",
+    "Done",
     "Engine",
     "EngineAuthenticationError",
     "EngineBadRequestError",
@@ -93,6 +105,7 @@ __all__ = [
     "Erased",
     "Fault",
     "FilePart",
+    "HandedOff",
     "Handoff",
     "HandoffError",
     "History",
@@ -106,10 +119,13 @@ __all__ = [
     "MessageMismatchError",
     "Page",
     "PendingTurn",
+    "ReasoningDelta",
     "Receipt",
     "Repair",
     "Role",
     "RunContext",
+    "RunEvent",
+    "RunStream",
     "Runner",
     "SQLiteSessionStore",
     "ScriptedEngine",
@@ -131,17 +147,21 @@ __all__ = [
     "StoreFormatError",
     "StoreOwnerRequiredError",
     "StoreScopeError",
+    "TextDelta",
     "TextPart",
     "Tool",
     "ToolArgumentError",
     "ToolCall",
     "ToolContext",
     "ToolError",
+    "ToolFinished",
     "ToolResult",
+    "ToolStarted",
     "TurnInsideTurnError",
     "UnknownPart",
     "UnmatchedToolResultError",
     "UnstorableValueError",
+    "UsageReported",
     "__version__",
     "prune",
     "tool",

@@ -16,6 +16,7 @@ import attrs
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.engine import Engine
+from chatflow.core.events import Report
 from chatflow.core.finish import apart, finish
 from chatflow.core.memory import SessionStore
 from chatflow.core.messages import AgentResponse
@@ -48,6 +49,7 @@ from chatflow.running.asking import Asking, OnLostServiceSession
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.providing import Providing
 from chatflow.running.slots import TurnSlots, give_back_slots
+from chatflow.running.stream import RunStream
 from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure
 
 logger = logging.getLogger("chatflow.runner")
@@ -56,6 +58,16 @@ _AT_ONCE: Final = 64
 """Accepted turns done at once where *max_concurrent_turns* says nothing."""
 
 OnDuplicate = Literal["response", "raise"]
+
+
+@attrs.frozen
+class _Asked:
+    """A user's message, and what was said with it. *waits*: for the answer, where the message is under way already."""
+
+    text: str
+    metadata: FrozenDict
+    claim: Claim | None
+    waits: bool
 
 
 class Runner:
@@ -188,12 +200,34 @@ class Runner:
             SessionDeletedError: The conversation was deleted meanwhile.
             TurnInsideTurnError: The calling code is inside a turn that this one would have to wait for.
         """
-        if on_duplicate not in {"response", "raise"}:
-            raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
-        noted = _checked(session_id, user_message, metadata)
-        claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
+        asked = _asked(session_id, user_message, metadata, message_id, on_duplicate)
+        return await self._answer_in(session_id, asked)
+
+    def run_stream(
+        self,
+        session_id: str,
+        user_message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        message_id: str | None = None,
+        on_duplicate: OnDuplicate = "response",
+    ) -> RunStream:
+        """As `run_async`, and what happens is told while it happens: see `RunStream`.
+
+        Arguments are looked at now, and what else `run_async` raises is raised by the stream. Of a message that was
+        answered before, or is being answered, only `Done` is told, with the answer.
+
+        Raises:
+            TypeError: An argument is of a wrong type.
+            ValueError: An id is empty, or *on_duplicate* unknown.
+            SessionStateError: *metadata* holds what can't be kept.
+        """
+        asked = _asked(session_id, user_message, metadata, message_id, on_duplicate)
+        return RunStream(session_id, self.session_store, lambda report: self._answer_in(session_id, asked, report))
+
+    async def _answer_in(self, session_id: str, asked: _Asked, report: Report | None = None) -> AgentResponse:
         session = await self.session_store.get_or_create(session_id, self.starting_agent)
-        return await self._answer(session, claim, user_message, noted, waits=on_duplicate == "response")
+        return await self._answer(session, asked, report=report)
 
     async def run_session(
         self,
@@ -210,40 +244,43 @@ class Runner:
             SessionError: Its active agent is not within reach of the starting agent's handoffs; nothing was changed.
             ChatflowError: As `run_async` does.
         """
-        if not isinstance(session, AgentSession):
-            raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
-        if on_duplicate not in {"response", "raise"}:
-            raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
-        noted = _checked(session.session_id, user_message, metadata)
-        if isinstance(session, SessionContext):
-            session.store.adopt(session)
-        claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
-        return await self._answer(session, claim, user_message, noted, waits=on_duplicate == "response", strict=True)
+        return await self._answer_at(session, _asked_at(session, user_message, metadata, message_id, on_duplicate))
 
-    async def _answer(
+    def stream_session(
         self,
         session: AgentSession,
-        claim: Claim | None,
         user_message: str,
-        metadata: FrozenDict,
+        metadata: Mapping[str, Any] | None = None,
         *,
-        waits: bool,
-        strict: bool = False,
+        message_id: str | None = None,
+        on_duplicate: OnDuplicate = "response",
+    ) -> RunStream:
+        """As `run_session`, and what happens is told while it happens: see `run_stream`."""
+        asked = _asked_at(session, user_message, metadata, message_id, on_duplicate)
+        return RunStream(session.session_id, session.store, lambda report: self._answer_at(session, asked, report))
+
+    async def _answer_at(self, session: AgentSession, asked: _Asked, report: Report | None = None) -> AgentResponse:
+        if isinstance(session, SessionContext):
+            session.store.adopt(session)
+        return await self._answer(session, asked, strict=True, report=report)
+
+    async def _answer(
+        self, session: AgentSession, asked: _Asked, *, strict: bool = False, report: Report | None = None
     ) -> AgentResponse:
         """Take the conversation's turn, and answer in it."""
         turn = Turn(
             session,
-            claim,
+            asked.claim,
             self.starting_agent.name,
             lease_seconds=self.lease_seconds,
             max_attempts=self.max_attempts,
         )
         while True:
-            found = await turn.take(wait_for_duplicate=waits)
+            found = await turn.take(wait_for_duplicate=asked.waits)
             if isinstance(found, Answered):
                 return _answered_before(found, session)
             if found is None:
-                return await self._run(turn, user_message, metadata, strict=strict)
+                return await self._run(turn, asked.text, asked.metadata, strict=strict, report=report)
             try:
                 await self._do_first(found)
             except BaseException as error:
@@ -368,7 +405,15 @@ class Runner:
         assert claim is not None
         return await self._run(turn, claim.user_message, claim.metadata)
 
-    async def _run(self, turn: Turn, user_message: str, metadata: FrozenDict, *, strict: bool = False) -> AgentResponse:
+    async def _run(
+        self,
+        turn: Turn,
+        user_message: str,
+        metadata: FrozenDict,
+        *,
+        strict: bool = False,
+        report: Report | None = None,
+    ) -> AgentResponse:
         """What happens in a turn that has begun, to its commit."""
         providing = Providing(turn)
         with self._slots.entered() as slot:
@@ -382,9 +427,10 @@ class Runner:
                     max_handoffs=self.max_handoffs_per_turn,
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
-                    asking=Asking(turn, self.on_lost_service_session),
+                    asking=Asking(turn, self.on_lost_service_session, report),
                     providing=providing,
                     strict=strict,
+                    report=report,
                 )
                 turn.session.metadata.update(metadata)
                 response = turn.response = await self._in_time(loop, user_message)
@@ -413,6 +459,33 @@ def _key(turn: Turn) -> str:
     key = turn.session.key
     parts = (key.owner, key.session_id, turn.claim.message_id)
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+
+
+def _asked_at(
+    session: AgentSession,
+    user_message: str,
+    metadata: Mapping[str, Any] | None,
+    message_id: str | None,
+    on_duplicate: OnDuplicate,
+) -> _Asked:
+    if not isinstance(session, AgentSession):
+        raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+    return _asked(session.session_id, user_message, metadata, message_id, on_duplicate)
+
+
+def _asked(
+    session_id: str,
+    user_message: str,
+    metadata: Mapping[str, Any] | None,
+    message_id: str | None,
+    on_duplicate: OnDuplicate,
+) -> _Asked:
+    """What is asked, once all of its arguments are found good."""
+    if on_duplicate not in get_args(OnDuplicate):
+        raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
+    noted = _checked(session_id, user_message, metadata)
+    claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
+    return _Asked(user_message, noted, claim, waits=on_duplicate == "response")
 
 
 def _checked(session_id: str, user_message: str, metadata: Mapping[str, Any] | None) -> FrozenDict:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from chatflow.core.service import ServiceSessionId
     from chatflow.core.session import AgentSession, SessionContext
     from chatflow.core.store import BaseSessionStore
+    from chatflow.runner import Runner
     from chatflow.running.asking import OnLostServiceSession
+    from chatflow.running.stream import RunStream
 
 _Text: TypeAlias = str | Awaitable[str]
 _Renderer: TypeAlias = "Callable[[AgentSession], _Text] | Callable[[SessionContext], _Text] | Callable[[], _Text]"
@@ -283,14 +285,39 @@ class Agent:
             SessionError: The session's active agent can't be reached from this agent by handoffs; nothing was changed.
             ChatflowError: As `Runner.run_async` does.
         """
+        session, runner = self._ready(session, on_lost_service_session)
+        return await runner.run_session(session, user_message, metadata, message_id=message_id)
+
+    def run_stream(
+        self,
+        user_message: str,
+        *,
+        session: AgentSession | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+        on_lost_service_session: OnLostServiceSession = "raise",
+    ) -> RunStream:
+        """As `run`, and what happens is told while it happens: see `RunStream`.
+
+        Arguments are looked at now, and what else `run` raises is raised by the stream.
+
+        Raises:
+            TypeError: An argument is of a wrong type.
+            ValueError: *message_id* is empty, or *on_lost_service_session* unknown.
+            SessionStateError: *metadata* holds what can't be kept.
+        """
+        session, runner = self._ready(session, on_lost_service_session)
+        return runner.stream_session(session, user_message, metadata, message_id=message_id)
+
+    def _ready(self, session: AgentSession | None, on_lost: OnLostServiceSession) -> tuple[AgentSession, Runner]:
+        """The session to run in, a new one where none is given, and what runs it."""
         from chatflow.core.session import AgentSession
         from chatflow.runner import Runner
 
         session = self.create_session() if session is None else session
         if not isinstance(session, AgentSession):
             raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
-        runner = Runner(self, session.store, on_lost_service_session=on_lost_service_session)
-        return await runner.run_session(session, user_message, metadata, message_id=message_id)
+        return session, Runner(self, session.store, on_lost_service_session=on_lost)
 
     def _tool_in_the_way(self, name: str, peer: Agent) -> HandoffError:
         return HandoffError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
+from chatflow.core.events import ReasoningDelta, TextDelta
 from chatflow.core.messages import Message, ToolCall
 from chatflow.core.values import EMPTY
 
@@ -64,8 +65,18 @@ class EngineReply:
     finish_reason: str | None = None
 
 
+ReplyPart: TypeAlias = TextDelta | ReasoningDelta | EngineReply
+"""What an engine gives that replies in pieces: pieces, and at the end the whole reply."""
+
+
 class Engine(Protocol):
     """Anything with this method answers for an agent.
+
+    An engine that can reply in pieces has another one, ``async def stream(request)``, an async generator that is asked
+    in place of `generate` where somebody listens. It yields `TextDelta` and `ReasoningDelta`, without an agent's name,
+    as they come, and at the end one `EngineReply`: the whole, equal to what `generate` would have returned. It raises
+    what `generate` does, and `ServiceSessionLostError` before its first piece. A reply of which it gave no text is told
+    as one piece, as is the reply of an engine without it. It is run to its end, or closed, in the task that began it.
 
     An engine whose service can keep a conversation's history has a second one, ``service_of(agent) -> str``: the name
     of the service that would answer for that agent. Ids of one service are never sent to another, nor to an engine
@@ -79,6 +90,11 @@ class Engine(Protocol):
             EngineError: The model could not be asked, or its answer not be used.
         """
         ...
+
+
+def stream_of(engine: Engine) -> Callable[[EngineRequest], AsyncGenerator[ReplyPart]] | None:
+    """The engine's way to reply in pieces, None for one that has none."""
+    return getattr(engine, "stream", None)
 
 
 def service_of(engine: Engine, agent: Agent) -> str | None:

@@ -7,13 +7,14 @@ import inspect
 import itertools
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 import anyio.lowlevel
 import attrs
 
-from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
+from chatflow.core.events import ReasoningDelta, TextDelta
 from chatflow.core.messages import Message, Role, ToolCall
 from chatflow.exceptions import EngineError, shorten
 
@@ -22,6 +23,9 @@ Reply: TypeAlias = "str | EngineReply | ToolCall | Sequence[ToolCall] | BaseExce
 
 Scripted: TypeAlias = "Reply | Callable[[EngineRequest], Reply | Awaitable[Reply]]"
 """A reply, or a function of the request that makes one."""
+
+REASONING_KEY: Final = "reasoning_content"
+"""In a reply's `extra`: what the model thought before it answered, by the name that providers give it."""
 
 Condition: TypeAlias = "str | re.Pattern[str] | Callable[[EngineRequest], object]"
 
@@ -178,6 +182,20 @@ class ScriptedEngine:
                 raise TypeError("a scripted function must return a reply, not another function")
         return self._reply(said)
 
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[ReplyPart]:
+        """Reply as `generate` does, word by word.
+
+        Text in the reply's `extra` under ``"reasoning_content"`` comes before, as what the model has thought.
+        """
+        reply = await self.generate(request)
+        for word in _words(reply.extra.get(REASONING_KEY)):
+            yield ReasoningDelta(word)
+            await anyio.lowlevel.checkpoint()
+        for word in _words(reply.text):
+            yield TextDelta(word)
+            await anyio.lowlevel.checkpoint()
+        yield reply
+
     def _next(self, request: EngineRequest) -> Scripted | None:
         with contextlib.suppress(
             IndexError
@@ -215,6 +233,11 @@ def last_result(request: EngineRequest) -> Any:
         if message.role is Role.TOOL:
             return message.tool_results[-1].content
     raise LookupError("the request holds no tool result")
+
+
+def _words(text: object) -> list[str]:
+    """The text in pieces, none of which is lost; of what is no text, none."""
+    return re.findall(r"\s*\S+|\s+", text) if isinstance(text, str) else []
 
 
 def _results_at_the_end(request: EngineRequest) -> frozenset[str]:

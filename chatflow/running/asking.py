@@ -9,7 +9,8 @@ from typing import Final, Literal
 import attrs
 
 from chatflow.core.agent import Agent
-from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of
+from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
+from chatflow.core.events import Report, TextDelta
 from chatflow.core.messages import Message, Role
 from chatflow.core.prompt import to_prompt
 from chatflow.core.service import SERVICE_KEY, ServiceSession, unseen
@@ -18,6 +19,7 @@ from chatflow.core.turn import Turn
 from chatflow.core.values import FrozenDict
 from chatflow.exceptions import EngineError, ServiceSessionLostError, SessionError, shorten
 from chatflow.running.contents import Contents
+from chatflow.running.pieces import joined
 
 logger = logging.getLogger("chatflow.runner")
 
@@ -25,11 +27,15 @@ OnLostServiceSession = Literal["raise", "replay"]
 
 
 class Asking:
-    """What the models of one turn are asked. *on_lost* says what to do where a service has lost its session."""
+    """What the models of one turn are asked. *on_lost* says what to do where a service has lost its session.
 
-    def __init__(self, turn: Turn, on_lost: OnLostServiceSession) -> None:
+    What they say is told to *report*, in pieces where the engine gives some.
+    """
+
+    def __init__(self, turn: Turn, on_lost: OnLostServiceSession, report: Report | None = None) -> None:
         self._turn: Final = turn
         self._on_lost: Final = on_lost
+        self._report: Final = report
         self._logged: Final[set[str]] = set()
 
     async def ask(
@@ -71,11 +77,17 @@ class Asking:
         return reply
 
     async def _generate(self, engine: Engine, request: EngineRequest) -> EngineReply:
+        report = self._report
+        in_pieces = None if report is None else stream_of(engine)
+        if report is not None and in_pieces is not None:
+            return await joined(in_pieces(request), request, report, type(engine).__name__)
         reply = await engine.generate(request)
         if not isinstance(reply, EngineReply):
             raise TypeError(
                 f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
             )
+        if report is not None and reply.text:
+            report(TextDelta(reply.text, request.agent.name))
         return reply
 
     def _log(self, repairs: tuple[str, ...]) -> None:

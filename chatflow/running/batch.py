@@ -16,6 +16,7 @@ import orjson
 
 from chatflow.core.agent import Agent
 from chatflow.core.codec import encode
+from chatflow.core.events import Report, RunEvent, ToolFinished, ToolStarted
 from chatflow.core.finish import is_cancellation
 from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
@@ -39,7 +40,7 @@ class Batch:
 
     *key* is the same when this batch is run again, and another for every other batch. *timeout* is each call's, in
     seconds. *ended* is what an earlier attempt has noted of these calls; None where there was none. Each call's outcome
-    is noted by *note*, if there is a journal.
+    is noted by *note*, if there is a journal, and told to *report*, but for handoffs: others may come in their way.
     """
 
     session: AgentSession
@@ -51,6 +52,7 @@ class Batch:
     timeout: float | None
     ended: Mapping[int, Entry] | None
     note: Callable[[Entry], Awaitable[None]] | None
+    report: Report | None
 
     async def run(self) -> list[ToolResult | Handoff]:
         """What each call led to, in the calls' order.
@@ -66,12 +68,15 @@ class Batch:
             outcome = entry.result or entry.handoff
             assert outcome is not None
             outcomes[index] = outcome
+            self._tell_end(index, outcome)
 
         async def run_one(index: int) -> None:
             try:
+                self._tell(ToolStarted(calls[index], self.agent.name))
                 with self.session.recording() as deeds:
                     outcome = outcomes[index] = await self._outcome(index)
                 await self._note(index, outcome, deeds)
+                self._tell_end(index, outcome)
             except BaseException as end:  # noqa: BLE001  # raised below, where no group wraps it
                 ends.append(end)
                 group.cancel_scope.cancel()
@@ -83,6 +88,14 @@ class Batch:
         if ends:
             raise ends[0]
         return [outcomes[index] for index in range(len(calls))]
+
+    def _tell(self, event: RunEvent) -> None:
+        if self.report is not None:
+            self.report(event)
+
+    def _tell_end(self, index: int, outcome: ToolResult | Handoff) -> None:
+        if not isinstance(outcome, Handoff):
+            self._tell(ToolFinished(self.message.tool_calls[index], outcome))
 
     async def _note(self, index: int, outcome: ToolResult | Handoff, deeds: Sequence[Deed]) -> None:
         if self.note is None:

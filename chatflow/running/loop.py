@@ -11,6 +11,7 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply
+from chatflow.core.events import HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.session import AgentSession
@@ -55,7 +56,8 @@ class Loop:
     """What happens in *turn*, which the running code is a member of; it neither begins nor ends the turn.
 
     *key* is the same when the turn's message is tried again, and another for every other turn. *strict* refuses a
-    conversation whose agent is out of reach, which otherwise the starting agent answers.
+    conversation whose agent is out of reach, which otherwise the starting agent answers. What happens is told to
+    *report*; of what models say, *asking* tells.
     """
 
     registry: Registry
@@ -68,6 +70,7 @@ class Loop:
     asking: Asking
     providing: Providing
     strict: bool = False
+    report: Report | None = None
     called: list[str] = attrs.field(factory=list[str])
     usage: dict[str, Any] | None = None
     handoff: Handoff | None = None
@@ -95,6 +98,8 @@ class Loop:
             called = journal.called(iteration)
             agent = self._agent_of(called)
             if called is not None:
+                if called.text:
+                    self._tell(TextDelta(called.text, agent.name))
                 await self._act(agent, called, iteration, journal.returned(iteration))
                 continue
             reply = await self._ask(agent)
@@ -136,6 +141,10 @@ class Loop:
             )
         return agent or starting_agent
 
+    def _tell(self, event: RunEvent) -> None:
+        if self.report is not None:
+            self.report(event)
+
     async def _say(self, message: Message) -> None:
         await self.session.add_message(message)
         self.providing.said.append(message)
@@ -151,11 +160,13 @@ class Loop:
     def _count(self, usage: Mapping[str, Any] | None) -> None:
         if usage is not None:
             self.usage = _sum(self.usage, usage)
+            self._tell(UsageReported(usage))
 
     async def _finish(self, agent: Agent, reply: EngineReply, stop_reason: StopReason) -> AgentResponse:
-        self._count(reply.usage)
         text = reply.text or ""
-        await self._say(Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra))
+        message = Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra)
+        self._count(message.usage)
+        await self._say(message)
         response = AgentResponse(
             content=text,
             active_agent_name=agent.name,
@@ -190,6 +201,7 @@ class Loop:
             timeout=self.tool_timeout,
             ended=ended,
             note=partial(self.turn.note, durable=False) if keeps_journal else None,
+            report=self.report,
         )
         outcomes = await batch.run()
         results: list[ToolResult] = []
@@ -197,10 +209,13 @@ class Loop:
         for call, outcome in zip(message.tool_calls, outcomes, strict=True):
             if not isinstance(outcome, Handoff):
                 results.append(outcome)
-            elif self.handoffs > handed_over:
-                results.append(error_result(call, "Only one handoff at a time; another one of these took effect."))
+                continue
+            if self.handoffs > handed_over:
+                result = error_result(call, "Only one handoff at a time; another one of these took effect.")
             else:
-                results.append(await self._hand_over(call, outcome))
+                result = await self._hand_over(call, outcome)
+            results.append(result)
+            self._tell(ToolFinished(call, result))
         answers = Message(Role.TOOL, tool_results=results)
         try:
             await self._say(answers)
@@ -226,6 +241,7 @@ class Loop:
         session.state.update(handoff.context_updates)
         self.handoff = handoff
         self.handoffs += 1
+        self._tell(HandedOff(handoff, name))
         logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
         content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)

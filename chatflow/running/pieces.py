@@ -1,0 +1,49 @@
+"""A reply that comes in pieces: told as they come, then taken as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
+
+import attrs
+
+from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.events import ReasoningDelta, Report, TextDelta
+
+
+async def joined(parts: object, request: EngineRequest, report: Report, engine: str) -> EngineReply:
+    """The reply that *parts* end with; its pieces are told to *report* as they come. *engine* is whose they are.
+
+    Raises:
+        TypeError: They are not what `Engine` says of ``stream``.
+        Exception: Whatever the engine raises, unchanged.
+    """
+    if not isinstance(parts, AsyncGenerator):
+        raise TypeError(f"{engine}.stream() must be an async generator, not return {type(parts).__name__}")
+    pieces = cast("AsyncGenerator[object]", parts)
+    whole: EngineReply | None = None
+    is_told = False
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if whole is not None:
+                raise TypeError(f"{engine}.stream() must end with its EngineReply, and gave {_kind(piece)} after it")
+            if isinstance(piece, EngineReply):
+                whole = piece
+            elif not isinstance(piece, TextDelta | ReasoningDelta):
+                raise TypeError(
+                    f"{engine}.stream() must give TextDelta, ReasoningDelta and at the end an EngineReply, not"
+                    f" {_kind(piece)}"
+                )
+            elif piece.text:  # providers send empty ones
+                is_told = is_told or isinstance(piece, TextDelta)
+                report(attrs.evolve(piece, agent_name=request.agent.name))
+    if whole is None:
+        raise TypeError(f"{engine}.stream() must end with an EngineReply, and gave none")
+    if whole.text and not is_told:
+        report(TextDelta(whole.text, request.agent.name))
+    return whole
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

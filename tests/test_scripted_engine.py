@@ -5,9 +5,12 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.events import ReasoningDelta, TextDelta
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 from chatflow.engines import ScriptedEngine
 from chatflow.engines.scripted import last_result, user_text
@@ -267,3 +270,32 @@ def test_no_result_and_no_question() -> None:
     assert user_text(request()) == ""
     with pytest.raises(LookupError):
         last_result(request("?"))
+
+
+# -- in pieces -----------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text())
+async def test_pieces(text: str, thought: str) -> None:
+    """A scripted reply comes word by word, what was thought first, and then whole: nothing of it is lost or added."""
+    reply = EngineReply(text=text, extra={"reasoning_content": thought})
+    *pieces, whole = [piece async for piece in ScriptedEngine([reply]).stream(request("?"))]
+    assert whole == await ScriptedEngine([reply]).generate(request("?"))
+    kinds = [type(piece) for piece in pieces]
+    assert kinds == sorted(kinds, key=lambda kind: kind is TextDelta)
+    for kind, said in ((ReasoningDelta, thought), (TextDelta, text)):
+        assert "".join(piece.text for piece in pieces if isinstance(piece, kind)) == said
+
+
+async def test_pieces_are_words() -> None:
+    """A piece is a word with the space before it."""
+    pieces = [piece async for piece in ScriptedEngine(["How can I help? "]).stream(request("?"))]
+    assert [piece.text for piece in pieces] == ["How", " can", " I", " help?", " ", "How can I help? "]
+
+
+async def test_error_in_pieces() -> None:
+    """A scripted error is raised before the first piece, and each stream counts as one request."""
+    engine = ScriptedEngine([LookupError])
+    with pytest.raises(LookupError):
+        await anext(engine.stream(request("?")))
+    assert len(engine.requests) == 1

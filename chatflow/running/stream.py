@@ -79,11 +79,15 @@ class RunStream:
         return self.response
 
     async def __aenter__(self) -> Self:
-        await yield_once()  # before there is a task, which nobody would end if this were cancelled
         if self._task is not None:
             raise RuntimeError(f"{self!r} was entered or collected before; make another for another run")
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._wake)
+        try:
+            await yield_once()  # it takes its first step, and so asks for its turn before the code inside does
+        except asyncio.CancelledError as cancelled:
+            await self.__aexit__(type(cancelled), cancelled, None)
+            raise
         return self
 
     async def __aexit__(

@@ -22,7 +22,9 @@ MOMENTS: Final[tuple[Moment, ...]] = ("waiting", "ready")
 
 
 @attrs.define
-class _Steps:
+class Steps:
+    """Counts the steps of one operation, and calls *cancel* at the one asked for."""
+
     cancel_at: int
     moment: Moment
     cancel: Callable[[], object]
@@ -58,7 +60,7 @@ class _Steps:
 
 async def cancelled_by_asyncio(operation: Operation, step: int, moment: Moment) -> bool:
     """Cancel the operation's task at *step*; False if it has fewer steps. One that was cancelled must end so."""
-    steps = _Steps(step, moment, lambda: task.cancel())  # noqa: PLW0108  # the task comes after it
+    steps = Steps(step, moment, lambda: task.cancel())  # noqa: PLW0108  # the task comes after it
 
     async def run() -> object:
         return await steps.drive(operation())
@@ -75,7 +77,7 @@ async def cancelled_by_asyncio(operation: Operation, step: int, moment: Moment) 
 async def cancelled_by_anyio(operation: Operation, step: int, moment: Moment) -> bool:
     """Cancel the scope around the operation at *step*; False if it has fewer steps."""
     with anyio.CancelScope() as scope:
-        steps = _Steps(step, moment, scope.cancel)
+        steps = Steps(step, moment, scope.cancel)
         await steps.drive(operation())
     return steps.taken >= step
 

@@ -17,6 +17,8 @@ PROMISED: Final = {
     *("SessionContext", "BaseSessionStore", "SessionStore", "SQLiteSessionStore", "DEFAULT_DEDUP_TTL_HOURS"),
     *("Fault", "Repair"),
     *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine"),
+    *("RunStream", "RunEvent", "TextDelta", "ReasoningDelta", "ToolStarted", "ToolFinished", "HandedOff"),
+    *("UsageReported", "Done"),
     *("ChatflowError", "SessionError", "SessionNotFoundError", "SessionDeletedError", "SessionConflictError"),
     *("SessionFormatError", "SessionStateError", "CorruptSessionError", "UnmatchedToolResultError"),
     *("TurnInsideTurnError", "MessageInProgressError", "MessageMismatchError", "MessageDeadError"),

@@ -28,6 +28,7 @@ from chatflow import (
     ScriptedEngine,
     SessionContext,
     SessionStore,
+    TextDelta,
     prune,
 )
 
@@ -118,7 +119,7 @@ def test_commands() -> None:
     assert set(commands) <= targets
 
 
-TURN, ORDERS, LAST_TWO_TURNS = blocks(CONCEPTS, "python")
+TURN, ORDERS, LAST_TWO_TURNS, STREAM = blocks(CONCEPTS, "python")
 
 
 async def test_turn_of_concepts() -> None:
@@ -131,6 +132,17 @@ async def test_turn_of_concepts() -> None:
         stored = await store.messages("s")
     assert [message.role for message in stored.items] == [Role.USER, Role.MODEL]
     assert session.state == {"order_id": "404"}
+
+
+async def test_stream_of_concepts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The stream on the page on concepts prints the answer as it comes, and takes one turn."""
+    agent = Agent("Support", engine=ScriptedEngine(["It arrives tomorrow."]))
+    names: dict[str, Any] = {"TextDelta": TextDelta, "agent": agent}
+    exec("async def run(session):\n" + textwrap.indent(STREAM, "    "), names)
+    session = agent.create_session()
+    await names["run"](session)
+    assert [message.role for message in session.history] == [Role.USER, Role.MODEL]
+    assert "It arrives tomorrow." in capsys.readouterr().out
 
 
 async def test_providers_of_concepts() -> None:

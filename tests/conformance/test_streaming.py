@@ -145,7 +145,8 @@ async def test_goes_on_after_it_was_left(store: StoreBackend) -> None:
         while await anext(stream) != HandedOff(Handoff(target_agent_name="Billing"), "Billing"):
             pass
     assert (await store.messages("s")).items == ()
-    async with Runner(SUPPORT, store, ScriptedEngine(["here it is"])).run_stream("s", "hi", message_id="m") as stream:
+    runner = Runner(SUPPORT, store, ScriptedEngine(["here it is"]))
+    async with runner.run_stream("s", "hi", message_id="m") as stream:
         events = [event async for event in stream]
     assert events[0] == TextDelta("I look", "Support")
     assert [event.call.name for event in events if isinstance(event, ToolFinished)] == ["change", "transfer_to_billing"]

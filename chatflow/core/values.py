@@ -92,7 +92,7 @@ def freeze(value: Any, path: str = "") -> Any:
     Raises:
         UnstorableValueError: The value, or one inside it, would not come back equal; the error names its path.
     """
-    return _freeze(value, path, 0)
+    return _freeze(value, (None, path), 0)
 
 
 def freeze_mapping(value: Mapping[str, Any], path: str) -> FrozenDict:
@@ -101,10 +101,10 @@ def freeze_mapping(value: Mapping[str, Any], path: str) -> FrozenDict:
         raise UnstorableValueError(path=path, reason=f"a mapping is needed here, not {type(value).__name__}")
     for key in value:
         if not isinstance(key, str):
-            raise UnstorableValueError(path=_step(path, key), reason="keys must be strings here")
+            raise UnstorableValueError(path=step(path, key), reason="keys must be strings here")
     if not value:
         return EMPTY
-    frozen = _freeze(dict(value), path, 0)
+    frozen = _freeze(dict(value), (None, path), 0)
     assert isinstance(frozen, FrozenDict)
     return frozen
 
@@ -127,16 +127,39 @@ def is_plain_key(key: object) -> bool:
     return type(key) is str and key != MARK and is_plain(key)
 
 
-def _step(path: str, key: object) -> str:
+def step(path: str, key: object) -> str:
+    """The path of what stands at *path* under *key*: a dict's key, or an index."""
     if isinstance(key, str):
-        return f"{path}.{str.__str__(key)}" if path else str.__str__(key)
+        name = str.__str__(key)
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+        return f"{path}.{name}" if path else name
     try:
         return f"{path}[{shorten(key)}]"
     except Exception:  # noqa: BLE001  # a repr may do anything; that of an int refuses to write 5,000 digits
         return f"{path}[{type(key).__name__}]"
 
 
-def _freeze(value: object, path: str, depth: int) -> Any:
+_LONGEST_NAME: Final = 80
+"""Characters of a key that a path shows."""
+
+_Place = tuple[Any, object]
+"""Where a value stands: the place it is in (None for the whole) and its key there. Text is made of it in an error only,
+since a path for each value would take time that grows with the square of what is frozen: a key may be of any length."""
+
+
+def _path(place: _Place) -> str:
+    keys: list[object] = []
+    while place[0] is not None:
+        keys.append(place[1])
+        place = place[0]
+    path = place[1]
+    assert isinstance(path, str)
+    for key in reversed(keys):
+        path = step(path, key)
+    return path
+
+
+def _freeze(value: object, place: _Place, depth: int) -> Any:
     kind = type(value)
     if kind is str or value is None or kind is bool or kind is int:
         return value
@@ -144,57 +167,57 @@ def _freeze(value: object, path: str, depth: int) -> Any:
         return math.nan if math.isnan(value) else value  # always the same one, as from a file: equal by identity
     if depth >= MAX_DEPTH:
         reason = f"nested deeper than {MAX_DEPTH} levels, or in itself"
-        raise UnstorableValueError(path=path[:80] + "...", reason=reason)
+        raise UnstorableValueError(path=_path(place)[:80] + "...", reason=reason)
     handler = _EXACT.get(kind) or _handler_for(kind)
     if handler is None:
         reason = f"{kind.__module__}.{kind.__qualname__} is no value chatflow keeps"
-        raise UnstorableValueError(path=path, reason=reason)
-    return handler(value, path, depth)
+        raise UnstorableValueError(path=_path(place), reason=reason)
+    return handler(value, place, depth)
 
 
-def _freeze_dict(value: dict[Any, Any], path: str, depth: int) -> FrozenDict:
+def _freeze_dict(value: dict[Any, Any], place: _Place, depth: int) -> FrozenDict:
     # A dict with other keys than plain strings is written as a list of pairs, which takes three levels instead of one.
     inside = depth + (1 if all(map(is_plain_key, value)) else 3)
     frozen: dict[Any, Any] = {}
     for key, item in value.items():
-        place = _step(path, key)
-        kept = key if type(key) is str else _freeze_hashable(key, place, inside)
+        here = (place, key)
+        kept = key if type(key) is str else _freeze_hashable(key, here, inside)
         if kept in frozen:
-            raise UnstorableValueError(path=place, reason="another key is the same plain value")
-        frozen[kept] = _freeze(item, place, inside)
+            raise UnstorableValueError(path=_path(here), reason="another key is the same plain value")
+        frozen[kept] = _freeze(item, here, inside)
     return FrozenDict(frozen)
 
 
-def _freeze_hashable(value: Any, path: str, depth: int) -> Any:
-    frozen = _freeze(value, path, depth)
+def _freeze_hashable(value: Any, place: _Place, depth: int) -> Any:
+    frozen = _freeze(value, place, depth)
     try:
         hash(frozen)
     except TypeError as error:
         reason = f"{type(value).__qualname__} becomes a plain value that can't be a key or a set's member"
-        raise UnstorableValueError(path=path, reason=reason) from error
+        raise UnstorableValueError(path=_path(place), reason=reason) from error
     return frozen
 
 
-def _freeze_items(value: Iterable[Any], path: str, depth: int) -> Iterable[Any]:
-    return map(_freeze, value, (f"{path}[{index}]" for index in count()), repeat(depth))
+def _freeze_items(value: Iterable[Any], place: _Place, depth: int) -> Iterable[Any]:
+    return map(_freeze, value, zip(repeat(place), count()), repeat(depth))
 
 
-def _freeze_list(value: list[Any], path: str, depth: int) -> FrozenList:
-    return FrozenList(_freeze_items(value, path, depth + 1))
+def _freeze_list(value: list[Any], place: _Place, depth: int) -> FrozenList:
+    return FrozenList(_freeze_items(value, place, depth + 1))
 
 
-def _freeze_tuple(value: tuple[Any, ...], path: str, depth: int) -> tuple[Any, ...]:
-    return tuple(_freeze_items(value, path, depth + 2))
+def _freeze_tuple(value: tuple[Any, ...], place: _Place, depth: int) -> tuple[Any, ...]:
+    return tuple(_freeze_items(value, place, depth + 2))
 
 
-def _freeze_set(value: set[Any] | frozenset[Any], path: str, depth: int) -> frozenset[Any]:
-    frozen = frozenset(_freeze_hashable(item, f"{path}[{index}]", depth + 2) for index, item in enumerate(value))
+def _freeze_set(value: set[Any] | frozenset[Any], place: _Place, depth: int) -> frozenset[Any]:
+    frozen = frozenset(_freeze_hashable(item, (place, index), depth + 2) for index, item in enumerate(value))
     if len(frozen) != len(value):
-        raise UnstorableValueError(path=path, reason="two members are the same plain value")
+        raise UnstorableValueError(path=_path(place), reason="two members are the same plain value")
     return frozen
 
 
-def _freeze_datetime(value: dt.datetime, path: str, depth: int) -> dt.datetime:
+def _freeze_datetime(value: dt.datetime, place: _Place, depth: int) -> dt.datetime:
     offset = value.utcoffset()
     named = None if offset is None else _named_zone(value)
     return dt.datetime(
@@ -222,11 +245,11 @@ def _named_zone(value: dt.datetime) -> zoneinfo.ZoneInfo | None:
     return found if value.replace(tzinfo=found).utcoffset() == value.utcoffset() else None
 
 
-def _same(value: Any, path: str, depth: int) -> Any:
+def _same(value: Any, place: _Place, depth: int) -> Any:
     return value
 
 
-_Handler = Callable[[Any, str, int], Any]
+_Handler = Callable[[Any, _Place, int], Any]
 
 _EXACT: Final[dict[type, _Handler]] = {
     dict: _freeze_dict,
@@ -248,26 +271,26 @@ _EXACT: Final[dict[type, _Handler]] = {
 def _plain_form(read: Callable[[Any], Any]) -> _Handler:
     """The handler of values that become what *read*, which runs code of theirs, makes of them."""
 
-    def handler(value: Any, path: str, depth: int) -> Any:
+    def handler(value: Any, place: _Place, depth: int) -> Any:
         try:
             plain = read(value)
         except Exception as error:
             reason = f"{type(value).__qualname__} can't be read: {error!r}"
-            raise UnstorableValueError(path=path, reason=reason) from error
-        return _freeze(plain, path, depth + 1)
+            raise UnstorableValueError(path=_path(place), reason=reason) from error
+        return _freeze(plain, place, depth + 1)
 
     return handler
 
 
 _SUBCLASSES: Final[tuple[tuple[type | tuple[type, ...], _Handler], ...]] = (
     (enum.Enum, _plain_form(attrgetter("value"))),
-    (str, lambda value, path, depth: str.__str__(value)),
-    (int, lambda value, path, depth: int.__int__(value)),
-    (float, lambda value, path, depth: _freeze(float.__float__(value), path, depth)),
-    ((bytes, bytearray, memoryview), lambda value, path, depth: bytes(value)),
+    (str, lambda value, place, depth: str.__str__(value)),
+    (int, lambda value, place, depth: int.__int__(value)),
+    (float, lambda value, place, depth: _freeze(float.__float__(value), place, depth)),
+    ((bytes, bytearray, memoryview), lambda value, place, depth: bytes(value)),
     (dt.datetime, _freeze_datetime),
-    (dt.date, lambda value, path, depth: dt.date(value.year, value.month, value.day)),
-    (uuid.UUID, lambda value, path, depth: uuid.UUID(int=value.int)),
+    (dt.date, lambda value, place, depth: dt.date(value.year, value.month, value.day)),
+    (uuid.UUID, lambda value, place, depth: uuid.UUID(int=value.int)),
     (dict, _freeze_dict),
     (list, _freeze_list),
     (tuple, _freeze_tuple),

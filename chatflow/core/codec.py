@@ -1,30 +1,23 @@
-"""Values to JSON and back: the one place that decides the wire format.
+"""Messages, and the other values that are kept, to JSON and back: with `envelopes`, what decides the wire format.
 
-JSON is written strict (RFC 8259), whatever the value. What JSON has no form for stands in an envelope, an object whose
-only keys are ``"$chatflow"`` (the kind) and ``"v"``. A dict that has the key ``"$chatflow"`` itself is written as pairs
-in an envelope, so that no data can be taken for one. No class is ever looked up by a name in the data.
-
-Wire format 1, as ``chatflow_meta`` and ``to_dict`` name it. Fields equal to their default are left out; fields that are
-not known are kept in a message's *extra* under their path, since a newer version may have written them.
+JSON is written strict (RFC 8259), whatever the value. Wire format 1, as ``chatflow_meta`` and ``to_dict`` name it.
+Fields equal to their default are left out; fields that are not known are kept in a message's *extra* under their path,
+since a newer version may have written them.
 """
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
-import decimal
-import math
-import uuid
-import zoneinfo
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 import attrs
 import orjson
-from cattrs import transform_error
+from cattrs import IterableValidationError, IterableValidationNote, transform_error
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import make_converter
 
+from chatflow.core.envelopes import decode, decode_fields, encode
 from chatflow.core.journal import Deed, Entry
 from chatflow.core.messages import (
     PART_KINDS,
@@ -38,141 +31,12 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
-from chatflow.core.values import MARK, FrozenDict, FrozenList, freeze, freeze_mapping, is_plain, is_plain_key
-from chatflow.exceptions import SessionFormatError, UnstorableValueError
+from chatflow.core.values import FrozenDict, freeze, freeze_mapping, join
+from chatflow.exceptions import SessionFormatError, UnstorableValueError, shorten
 
 FORMAT_VERSION: Final = 1
 
 _T = TypeVar("_T")
-
-
-# --- plain values ------------------------------------------------------------------------------------------------
-
-
-def encode(value: object) -> Any:
-    """*value*, which `freeze` has accepted, as what JSON can hold."""
-    writer = _WRITERS.get(type(value))
-    return value if writer is None else writer(value)
-
-
-def decode(value: Any) -> Any:
-    """What `encode` was given.
-
-    Raises:
-        SessionFormatError: An envelope is not one that this version writes.
-    """
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return _open_envelope(fields) if MARK in fields else {key: decode(item) for key, item in fields.items()}
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        return [decode(item) for item in items]
-    return value
-
-
-def _envelope(kind: str, value: Any) -> dict[str, Any]:
-    return {MARK: kind, "v": value}
-
-
-def _write_str(value: str) -> Any:
-    if is_plain(value):
-        return value
-    return _envelope("str", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode())
-
-
-def _write_int(value: int) -> Any:
-    return value if -(2**63) <= value < 2**63 else _envelope("int", hex(value))
-
-
-def _write_float(value: float) -> Any:
-    return value if math.isfinite(value) else _envelope("float", repr(value))
-
-
-def _write_dict(value: Mapping[Any, Any]) -> Any:
-    if all(map(is_plain_key, value)):
-        return {key: encode(item) for key, item in value.items()}
-    return _envelope("dict", [[encode(key), encode(item)] for key, item in value.items()])
-
-
-def _write_list(value: Iterable[Any]) -> list[Any]:
-    return [encode(item) for item in value]
-
-
-def _write_datetime(value: dt.datetime) -> Any:
-    body: list[Any] = [value.replace(tzinfo=None).isoformat() if _zone(value) else value.isoformat()]
-    if _zone(value) or value.fold:
-        body += [_zone(value), value.fold]
-    return _envelope("datetime", body)
-
-
-def _zone(value: dt.datetime) -> str | list[int] | None:
-    if isinstance(value.tzinfo, zoneinfo.ZoneInfo):
-        return value.tzinfo.key
-    offset = value.utcoffset()
-    # Text would do, but Python's fromisoformat takes an offset of less than a second for none.
-    return [offset // dt.timedelta(microseconds=1)] if offset and abs(offset) < dt.timedelta(seconds=1) else None
-
-
-_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
-    str: _write_str,
-    int: _write_int,
-    float: _write_float,
-    dict: _write_dict,
-    FrozenDict: _write_dict,
-    list: _write_list,
-    FrozenList: _write_list,
-    tuple: lambda value: _envelope("tuple", _write_list(value)),
-    frozenset: lambda value: _envelope("set", _write_list(value)),
-    bytes: lambda value: _envelope("bytes", base64.b64encode(value).decode()),
-    dt.datetime: _write_datetime,
-    dt.date: lambda value: _envelope("date", value.isoformat()),
-    dt.timedelta: lambda value: _envelope("timedelta", [value.days, value.seconds, value.microseconds]),
-    uuid.UUID: lambda value: _envelope("uuid", str(value)),
-    decimal.Decimal: lambda value: _envelope("decimal", str(value)),
-}
-
-
-def _read_datetime(body: list[Any]) -> dt.datetime:
-    value = dt.datetime.fromisoformat(body[0])
-    if len(body) == 1:
-        return value
-    zone, fold = body[1:]
-    if isinstance(zone, list):
-        (offset,) = cast("list[int]", zone)
-        return value.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=offset)), fold=fold)
-    return value.replace(tzinfo=value.tzinfo if zone is None else zoneinfo.ZoneInfo(zone), fold=fold)
-
-
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "str": lambda body: base64.b64decode(body, validate=True).decode("utf-8", "surrogatepass"),
-    "int": lambda body: int(body, 16),
-    "float": lambda body: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[body],
-    "dict": lambda body: {decode(key): decode(item) for key, item in body},
-    "tuple": lambda body: tuple(decode(item) for item in body),
-    "set": lambda body: frozenset(decode(item) for item in body),
-    "bytes": lambda body: base64.b64decode(body, validate=True),
-    "datetime": _read_datetime,
-    "date": dt.date.fromisoformat,
-    "timedelta": lambda body: dt.timedelta(*body),
-    "uuid": uuid.UUID,
-    "decimal": decimal.Decimal,
-}
-
-
-def _open_envelope(value: dict[str, Any]) -> Any:
-    kind = value[MARK]
-    reader = _READERS.get(kind) if isinstance(kind, str) else None
-    if reader is None or value.keys() != {MARK, "v"}:
-        raise SessionFormatError(path=MARK, reason=f"an envelope of the unknown kind {kind!r}")
-    try:
-        return reader(value["v"])
-    except (SessionFormatError, RecursionError):
-        raise
-    except Exception as error:
-        raise SessionFormatError(path=MARK, reason=f"an envelope of kind {kind!r} that can't be read") from error
-
-
-# --- messages ----------------------------------------------------------------------------------------------------
 
 _PART_NAMES: Final = {kind: name for name, kind in PART_KINDS.items()}
 
@@ -201,10 +65,30 @@ def _write_content(content: Content) -> Any:
     return [_write_part(part) for part in content] if isinstance(content, tuple) else encode(content)
 
 
+def _each(read: Callable[[Any], _T]) -> Callable[[Any, Any], tuple[_T, ...]]:
+    """A hook that reads a list, up to the first item that can't be read: there may be millions of them."""
+
+    def hook(value: Any, _: Any) -> tuple[_T, ...]:
+        if not isinstance(value, list):
+            raise TypeError(f"a list is needed here, not {type(value).__name__}")
+        found: list[_T] = []
+        for index, item in enumerate(cast("list[object]", value)):
+            try:
+                found.append(read(item))
+            except Exception as error:
+                error.add_note(IterableValidationNote(f"item {index}", index, None))
+                raise IterableValidationError("a list", [error], tuple) from error
+        return tuple(found)
+
+    return hook
+
+
+_read_parts: Final = _each(_read_part)
+
+
 def _read_content(value: Any, _: Any) -> Content:
     if isinstance(value, list):
-        parts = cast("list[object]", value)
-        return tuple(_read_part(part) for part in parts)
+        return _read_parts(value, None)
     content = decode(value)
     if content is not None and not isinstance(content, str):
         raise TypeError(f"content must be text, parts or null, not {type(content).__name__}")
@@ -217,7 +101,7 @@ def _read_value(value: Any, _: Any) -> Any:
 
 def _read_bool(value: Any, _: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"true or false is needed here, not {value!r}")
+        raise TypeError(f"true or false is needed here, not {shorten(value)}")
     return value
 
 
@@ -260,6 +144,8 @@ _register(AgentResponse, usage=_VALUE)
 _register(
     Message,
     content=override(unstruct_hook=_write_content, struct_hook=_read_content),
+    tool_calls=override(struct_hook=_each(lambda item: _converter.structure(item, ToolCall))),
+    tool_results=override(struct_hook=_each(lambda item: _converter.structure(item, ToolResult))),
     agent_name=_VALUE,
     usage=_VALUE,
     extra=_VALUE,
@@ -280,17 +166,32 @@ _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in
 
 def _unknown_fields(data: dict[str, Any]) -> dict[str, Any]:
     """What a newer version, or another program, has written into a message beside the fields known here, by path."""
-    unknown = {name: decode(value) for name, value in data.items() if name not in _FIELDS[Message]}
+    unknown = {name: value for name, value in data.items() if name not in _FIELDS[Message]}
     for name, kind in (("tool_calls", ToolCall), ("tool_results", ToolResult)):
         items: list[dict[str, Any]] = data.get(name) or []
         for index, item in enumerate(items):
-            unknown |= {f"{name}[{index}].{key}": decode(item[key]) for key in item if key not in _FIELDS[kind]}
+            unknown |= {f"{name}[{index}].{key}": item[key] for key in item if key not in _FIELDS[kind]}
     return unknown
+
+
+def message_to_data(message: Message) -> dict[str, Any]:
+    """One message as what JSON can hold."""
+    data: dict[str, Any] = _converter.unstructure(message, Message)
+    return data
+
+
+def message_from_data(data: object) -> Message:
+    """The message that `message_to_data` wrote. Unlike `message_from_json`, it takes no field that is not known.
+
+    Raises:
+        SessionFormatError: The data is no such message; the error names the path.
+    """
+    return _built(data, _build_known_message)
 
 
 def message_to_json(message: Message) -> str:
     """One message as strict JSON."""
-    return orjson.dumps(_converter.unstructure(message, Message)).decode()
+    return orjson.dumps(message_to_data(message)).decode()
 
 
 def message_from_json(text: str | bytes) -> Message:
@@ -311,7 +212,15 @@ def _build_message(data: Any) -> Message:
         raise SessionFormatError(path="timestamp", reason=_MISSING)
     message = _converter.structure(present, Message)
     unknown = _unknown_fields(fields)
-    return attrs.evolve(message, extra={**unknown, **message.extra}) if unknown else message
+    return attrs.evolve(message, extra={**decode_fields(unknown), **message.extra}) if unknown else message
+
+
+def _build_known_message(data: Any) -> Message:
+    message = _build_message(data)
+    unknown = next(iter(_unknown_fields(data)), None)
+    if unknown is not None:
+        raise SessionFormatError(path=unknown, reason="a message has no such field")
+    return message
 
 
 def response_to_json(response: AgentResponse) -> str:
@@ -348,8 +257,12 @@ _MISSING: Final = "it is missing"
 
 
 def _read(text: str | bytes, build: Callable[[Any], _T]) -> _T:
+    return _built(text, lambda found: build(orjson.loads(found)))
+
+
+def _built(data: Any, build: Callable[[Any], _T]) -> _T:
     try:
-        return build(orjson.loads(text))
+        return build(data)
     except Exception as error:
         path, reason = _first_fault(error)
         raise SessionFormatError(path=path, reason=reason) from error
@@ -363,8 +276,14 @@ def _first_fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, RecursionError):
         return "", "it is nested too deeply"
     fault = transform_error(error, format_exception=_reason)[0]
-    reason, _, path = fault.rpartition(" @ ")
-    return path.removeprefix("$").removeprefix("."), reason
+    reason, _, found = fault.rpartition(" @ ")
+    path = found.removeprefix("$").removeprefix(".")
+    first: BaseException = error
+    while isinstance(first, BaseExceptionGroup):
+        first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
+    if isinstance(first, SessionFormatError | UnstorableValueError):
+        return join(path, first.path), first.reason
+    return path, reason
 
 
 def _reason(error: BaseException, _: type | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import attrs
 import orjson
 
-from chatflow.core.codec import encode
+from chatflow.core.envelopes import encode
 from chatflow.core.messages import Message, Role
 from chatflow.core.values import FrozenDict, freeze, freeze_mapping
 from chatflow.exceptions import UnstorableValueError

@@ -139,6 +139,11 @@ def step(path: str, key: object) -> str:
         return f"{path}[{type(key).__name__}]"
 
 
+def join(path: str, inner: str) -> str:
+    """The path of what stands at *inner* within what stands at *path*."""
+    return f"{path}.{inner}" if path and inner and not inner.startswith("[") else path + inner
+
+
 _LONGEST_NAME: Final = 80
 """Characters of a key that a path shows."""
 

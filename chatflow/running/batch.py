@@ -15,7 +15,7 @@ import attrs
 import orjson
 
 from chatflow.core.agent import Agent
-from chatflow.core.codec import encode
+from chatflow.core.envelopes import encode
 from chatflow.core.events import Report, RunEvent, ToolFinished, ToolStarted
 from chatflow.core.finish import is_cancellation
 from chatflow.core.journal import Deed, Entry

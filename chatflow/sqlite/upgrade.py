@@ -14,7 +14,8 @@ from typing import Any, Final, LiteralString, cast
 import attrs
 import orjson
 
-from chatflow.core.codec import encode, message_from_json, message_to_json, values_to_json
+from chatflow.core.codec import message_from_json, message_to_json, values_to_json
+from chatflow.core.envelopes import encode
 from chatflow.core.messages import Message, Role
 from chatflow.core.pruning import Window
 from chatflow.core.records import system_place

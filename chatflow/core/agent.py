@@ -189,7 +189,7 @@ class Agent:
         present = self._handoffs.get(name)
         if present is not None and present[0] is agent:
             return
-        _reach(self, agent)
+        reach(self, agent)
         if present is not None:
             raise HandoffError(
                 f"agents {shorten(present[0].name)} and {shorten(agent.name)} would both be handed over to by a tool"
@@ -227,7 +227,7 @@ class Agent:
         Raises:
             HandoffError: Two different agents among them have one name.
         """
-        return _reach(self)
+        return reach(self)
 
     # --- running by itself ---
 
@@ -326,7 +326,8 @@ class Agent:
         )
 
 
-def _reach(*starts: Agent) -> dict[str, Agent]:
+def reach(*starts: Agent) -> dict[str, Agent]:
+    """*starts* and all that their handoffs lead to, by name; `HandoffError` if two different ones have one name."""
     found: dict[str, Agent] = {}
     ahead = deque(starts)
     while ahead:

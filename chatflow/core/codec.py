@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 import attrs
 import orjson
-from cattrs import IterableValidationError, IterableValidationNote, transform_error
+from cattrs import transform_error
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import make_converter
 
@@ -76,8 +76,8 @@ def _each(read: Callable[[Any], _T]) -> Callable[[Any, Any], tuple[_T, ...]]:
             try:
                 found.append(read(item))
             except Exception as error:
-                error.add_note(IterableValidationNote(f"item {index}", index, None))
-                raise IterableValidationError("a list", [error], tuple) from error
+                path, reason = _first_fault(error)
+                raise SessionFormatError(path=join(f"[{index}]", path), reason=reason) from error
         return tuple(found)
 
     return hook

@@ -9,12 +9,12 @@ import datetime as dt
 import logging
 import secrets
 import weakref
-from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
 import attrs
 
-from chatflow.core.agent import Agent
+from chatflow.core.agent import Agent, reach
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.handle import Checkpoint, Handle, current_task
 from chatflow.core.history import History
@@ -23,6 +23,7 @@ from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check_id, check_seconds
 from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.service import ServiceSession, ServiceSessionId
+from chatflow.core.session_form import DEFAULT_MAX_CHARACTERS, from_data, to_data
 from chatflow.core.state import Values
 from chatflow.core.typed import MismatchError, check_comes_back, typed
 from chatflow.core.values import FrozenDict, freeze_mapping
@@ -245,6 +246,77 @@ class AgentSession(Handle):
             del self.state[key]
         return is_there
 
+    # --- as data ---
+
+    def to_dict(self, *, for_client: bool = False) -> dict[str, Any]:
+        """The conversation as plain JSON (``json.dumps`` takes it as it is), from which `from_dict` makes an equal one.
+
+        It is what the running code sees: in a turn its working copy, else the last commit with the changes that wait.
+        Nothing of it is shared with the session. It is complete: history with calls that nobody has answered yet, the
+        active agent's name, state, metadata, owner, limits, and a service's session.
+
+        With *for_client* it is what a client may see and bring back: without the owner, the metadata, the service's
+        session, state whose key begins with an underscore, system messages, and of the other messages *extra* (which
+        holds reasoning, signatures and a service's ids) and *usage*. Tools' arguments and results are in it.
+
+        Raises:
+            SessionDeletedError: The conversation is known to be deleted.
+        """
+        self.refuse_deleted()
+        working = self._working
+        seen = attrs.evolve(
+            self.committed,
+            agent_name=self.active_agent_name,
+            metadata=FrozenDict(self.values("metadata")),
+            state=FrozenDict(self.values("state")),
+            max_turns=self.max_turns,
+            history=self.history,
+            service=self.committed.service if working is None else working.service,
+        )
+        return to_data(self.key, seen, for_client=for_client)
+
+    @classmethod
+    def from_dict(
+        cls,
+        data: dict[str, Any],
+        *,
+        owner: str = "",
+        from_client: bool = False,
+        agents: Agent | Iterable[Agent] | Mapping[str, Agent] = (),
+        max_characters: int = DEFAULT_MAX_CHARACTERS,
+    ) -> Self:
+        """The conversation that `to_dict` gave, in a private in-memory store; *data* is neither changed nor kept.
+
+        *data* is not trusted: what `to_dict` would not have given is refused, whatever it is, before there is a
+        session. It is a dict, and all in it plain JSON. *owner* is whose session it must be.
+
+        *from_client* says that a client sent it, as does its mark: it may then bring nothing that `to_dict` leaves out
+        for one, and is *owner*'s. Its history, its state and the agent that answers next are the client's word.
+
+        *agents* are those that may be active in it, and reach by handoffs whoever else may be, or a mapping of them by
+        the names they are stored under. The first one answers for a name that nobody knows; the stored name stays.
+
+        *max_characters* bounds what is read: each value counts as many as its text and its key have, and eight. Nesting
+        ends where that of values ends.
+
+        Raises:
+            SessionFormatError: *data* is no such conversation, or is another owner's. The error names the path, and the
+                session where *data* does.
+            TypeError: Another argument is of a wrong type.
+            ValueError: *max_characters* is below 1.
+            HandoffError: Two different agents have one name.
+        """
+        if not isinstance(owner, str):
+            raise TypeError(f"owner must be a string, not {type(owner).__name__}")
+        check_max_turns(max_characters, "max_characters")
+        several, by_name = _agents(agents)
+        key, snapshot = from_data(data, owner=owner, from_client=from_client, max_characters=max_characters)
+        session = cls.__new__(cls)
+        session.keep_alone(key, snapshot, next(iter(several), None))
+        if several:
+            session.store.set_agent_resolver(lambda name: by_name.get(name) or reach(*several).get(name))
+        return session
+
     # --- what users do ---
 
     def turn(self, *, lease_seconds: float = DEFAULT_LEASE_SECONDS) -> TurnScope:
@@ -395,6 +467,23 @@ def _frozen(key: Key, kind: Kind, values: Mapping[str, Any] | None) -> FrozenDic
         return freeze_mapping({} if values is None else values, kind)
     except UnstorableValueError as error:
         raise SessionStateError(session_id=key.session_id, path=error.path, reason=error.reason) from error
+
+
+def _agents(agents: Agent | Iterable[Agent] | Mapping[str, Agent]) -> tuple[tuple[Agent, ...], dict[str, Agent]]:
+    """The agents, and those that a mapping gives other names."""
+    by_name: dict[str, Agent] = {}
+    if isinstance(agents, Agent):
+        several = (agents,)
+    elif isinstance(agents, Mapping):
+        by_name.update(cast("Mapping[str, Agent]", agents))
+        several = tuple(by_name.values())
+    else:
+        several = tuple(agents)
+    for agent in several:
+        if not isinstance(agent, Agent):
+            raise TypeError(f"agents must be agents, not {type(agent).__name__}")
+    reach(*several)
+    return several, by_name
 
 
 def begin_session(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import zoneinfo
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
 from hypothesis import strategies as st
 
+from chatflow.core.history import History
 from chatflow.core.messages import (
     PART_KINDS,
     AgentResponse,
@@ -24,7 +26,11 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
-from chatflow.core.values import MARK
+from chatflow.core.pruning import Window, prune
+from chatflow.core.records import NOTHING_SEEN, Key
+from chatflow.core.service import ServiceSession
+from chatflow.core.session import AgentSession, SessionContext
+from chatflow.core.values import MARK, freeze_mapping
 
 LONG_AGO: Final = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 """When the messages of drawn histories were said: the same for all, as it is for messages of one burst."""
@@ -259,4 +265,80 @@ def histories(draw: st.DrawFn, *, max_size: int = 16) -> list[Message]:
 any_history: Final = st.one_of(histories(), message_lists)
 """Valid and arbitrary histories, half and half."""
 
+whole_histories: Final = st.one_of(
+    histories(), st.lists(messages(), max_size=8).map(lambda drawn: [*prune([says(Role.USER), *drawn], len(drawn) + 1)])
+)
+"""Valid histories, half of them of messages with anything in them."""
+
 turn_limits: Final = st.integers(1, 5)
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+names: Final = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+"""What UTF-8 can encode and is not empty: ids, owners and agents' names."""
+
+state_keys: Final = st.one_of(keys, keys.map("_{}".format))
+"""Keys of state, half of them hidden."""
+
+states: Final = st.dictionaries(state_keys, values, max_size=4)
+
+changes: Final = st.one_of(st.just(dict[str, Any]()), states)
+"""What waits for a turn: often nothing."""
+
+service_sessions: Final = st.builds(
+    ServiceSession,
+    st.one_of(text.filter(bool), mappings.filter(bool)),
+    st.none() | text,
+    st.none() | text,
+)
+
+
+def history_of(messages: Iterable[Message]) -> History:
+    """The history that holds these."""
+    window = Window()
+    for message in messages:
+        window.add(message)
+    return window.history()
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> AgentSession:
+    """A session with anything in it, of any owner, some with changes that wait for a turn."""
+    kind: type[AgentSession] = draw(st.sampled_from([AgentSession, SessionContext]))
+    begun = attrs.evolve(
+        NOTHING_SEEN,
+        agent_name=draw(st.just("") | names),
+        metadata=freeze_mapping(draw(mappings), ""),
+        state=freeze_mapping(draw(states), ""),
+        max_turns=draw(st.none() | st.integers(1, 2**62)),
+        history=history_of(draw(whole_histories)),
+        service=draw(st.none() | service_sessions),
+        expires_after=draw(st.none() | st.floats(1e-6, 1e9) | st.integers(1, 10**9).map(float)),
+    )
+    session = kind.__new__(kind)
+    session.keep_alone(Key(draw(st.just("") | names), draw(names)), begun, None)
+    session.metadata.update(draw(changes))
+    session.state.update(draw(changes))
+    return session
+
+
+def observed(session: AgentSession) -> object:
+    """All that can be seen of a session, in the form that `exactly` gives."""
+    return [
+        type(session).__name__,
+        session.key.owner,
+        session.session_id,
+        session.active_agent_name,
+        session.max_turns,
+        session.expires_after,
+        exactly(dict(session.metadata)),
+        exactly(dict(session.state)),
+        exactly(list(session.history)),
+        exactly(session.committed.service),
+    ]
+
+
+def same_session(one: AgentSession, other: AgentSession) -> bool:
+    """Whether two sessions are the same in all that can be seen of them."""
+    return observed(one) == observed(other)

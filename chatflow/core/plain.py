@@ -20,7 +20,7 @@ from chatflow.exceptions import SessionFormatError
 MAX_LEVELS: Final = MAX_DEPTH + 12
 """Levels of nesting: those of a value, which may end in an envelope, and those of the form that it stands in."""
 
-_VALUE_COSTS: Final = 8
+_VALUE_COSTS: Final = 32
 """Characters that a value counts for beside its text, since whatever it is it takes time and memory."""
 
 _SAME_HASH: Final = 100
@@ -33,7 +33,7 @@ _name_of: Final = vars(type)["__qualname__"].__get__
 def plain_copy(data: object, max_characters: int) -> Any:
     """A copy of *data*, which is plain JSON: dicts with string keys, lists, text, numbers, true, false and null.
 
-    Each value counts as many characters as its text and its key have, and eight.
+    Each value counts as many characters as its text and its key have, and 32.
 
     Raises:
         SessionFormatError: It holds something else, text that JSON has no form for, an integer of more than 64 bits, a

@@ -296,7 +296,7 @@ class AgentSession(Handle):
         *agents* are those that may be active in it, and reach by handoffs whoever else may be, or a mapping of them by
         the names they are stored under. The first one answers for a name that nobody knows; the stored name stays.
 
-        *max_characters* bounds what is read: each value counts as many as its text and its key have, and eight. Nesting
+        *max_characters* bounds what is read: each value counts as many as its text and its key have, and 32. Nesting
         ends where that of values ends.
 
         Raises:
@@ -472,6 +472,7 @@ def _frozen(key: Key, kind: Kind, values: Mapping[str, Any] | None) -> FrozenDic
 def _agents(agents: Agent | Iterable[Agent] | Mapping[str, Agent]) -> tuple[tuple[Agent, ...], dict[str, Agent]]:
     """The agents, and those that a mapping gives other names."""
     by_name: dict[str, Agent] = {}
+    several: tuple[Agent, ...]
     if isinstance(agents, Agent):
         several = (agents,)
     elif isinstance(agents, Mapping):

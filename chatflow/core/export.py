@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from chatflow.core.codec import FORMAT_VERSION, encode, entry_to_json, message_to_json, response_to_json
+from chatflow.core.codec import FORMAT_VERSION, entry_to_json, message_to_json, response_to_json
+from chatflow.core.envelopes import encode
 from chatflow.core.owners import RememberedId, Stored, TakenOut
 from chatflow.core.records import Key, PendingTurn
 from chatflow.core.values import freeze

@@ -139,10 +139,11 @@ MARK_PROCESSED: Final[LiteralString] = """
     VALUES (:owner, :session_id, :message_id, :now, :digest, :response_json)
     ON CONFLICT (owner, session_id, message_id) DO UPDATE SET
         processed_at = excluded.processed_at, digest = excluded.digest, response_json = excluded.response_json
-    WHERE processed_at < :expired_before
+    WHERE processed_at < :expired_before OR (response_json IS NULL AND excluded.response_json IS NOT NULL)
     RETURNING 1
 """
-"""Claims an id: one statement, so that of all who try, one gets a row back. An expired one is as good as none."""
+"""Claims an id: one statement, so that of all who try, one gets a row back. An expired one is as good as none. One that
+was marked by hand while its turn was waiting gets the turn's answer, which somebody may still have to be told."""
 
 FORGET_RESPONSES: Final[LiteralString] = """
     UPDATE chatflow_processed_messages SET response_json = NULL

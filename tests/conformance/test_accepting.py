@@ -465,3 +465,17 @@ async def test_storage_fails_while_it_is_done_first(store: StoreBackend, monkeyp
     monkeypatch.setattr(store, "commit_turn", commit)
     assert (await runner.run_async("s", "second")).content == "second!"
     assert await said(store) == ["first", "first!", "second", "second!"]
+
+
+async def test_marked_while_it_waits(store: StoreBackend) -> None:
+    """An accepted message that is marked by hand meanwhile is answered all the same, once, and its answer is kept."""
+    runner = runner_on(store, "hello", "one more")
+    await runner.accept("s", "hi", message_id="m")
+    assert await store.mark_message_processed("m", session_id="s") is True
+    await runner.run_async("s", "another")
+    heard = Heard()
+    async with runner.working(heard):
+        assert await heard.of(1) == [("s", "hello")]
+    again = await runner.run_async("s", "hi", message_id="m")
+    assert (again.content, again.duplicate) == ("hello", True)
+    assert await said(store) == ["hi", "hello", "another", "one more"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatflow import AgentSession, Role, SessionContext, SessionFormatError
-from chatflow.core.envelopes import decode
+from chatflow.core.envelopes import decode, encode
 from chatflow.core.messages import PART_KINDS
 from chatflow.core.values import MARK, freeze
 from tests import strategies
@@ -61,14 +61,9 @@ def said_by_message(data: dict[str, Any]) -> object:
 
 def said(data: dict[str, Any]) -> object:
     """What the form says, whichever of its ways of saying it is used."""
-    plain = {"chatflow_session", "max_turns", "for_client"}
+    others = {"messages", "expires_after", "service", "for_client"}
     return {
-        **{key: value for key, value in data.items() if key in plain},
-        **{
-            key: meaning(value)
-            for key, value in data.items()
-            if key not in {*plain, "messages", "expires_after", "service"}
-        },
+        **{key: meaning(value) for key, value in data.items() if key not in others},
         "messages": [said_by_message(each) for each in data["messages"]],
         "expires_after": float(data.get("expires_after", 0)),
         "service": {key: meaning(value) for key, value in data.get("service", {}).items()},
@@ -90,7 +85,10 @@ def places(data: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+sound: Final = strategies.values.map(lambda value: encode(freeze(value)))
 odd: Final = st.one_of(
+    sound,
+    sound,
     strategies.json_values,
     st.sampled_from(
         [
@@ -116,8 +114,9 @@ def mutated(draw: st.DrawFn, *, for_client: bool = False) -> tuple[type[AgentSes
     """A session's form with up to three changes anywhere in it, its class, and its owner."""
     session = draw(strategies.sessions())
     data = through_json(session.to_dict(for_client=for_client))
-    for _ in range(draw(st.integers(1, 3))):
-        holder, key = draw(st.sampled_from(places(data)))
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+        part = draw(st.sampled_from([data, *data.values()]))  # so that many changes are within values
+        holder, key = draw(st.sampled_from(places(part) or places(data)))
         what = draw(st.sampled_from(["delete", "replace", "repeat", "insert", "swap", "wrap", "move"]))
         if what == "delete":
             del holder[key]
@@ -153,7 +152,7 @@ def check_mutated(kind: type[AgentSession], owner: str, data: Any, **arguments: 
         return False
     finally:
         assert before == [(id(holder), key, id(holder[key])) for holder, key in places(data)]
-    written = session.to_dict(for_client="for_client" in data)
+    written = session.to_dict(for_client="for_client" in data or bool(arguments))
     assert said(through_json(written)) == said(data)
     again = kind.from_dict(written, owner=owner, **arguments)
     assert same_session(again, session)

@@ -167,13 +167,14 @@ async def test_other_agents_get_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("is_handed_over", [False, True])
 async def test_beginning_stays(*, is_handed_over: bool) -> None:
-    """Each request of a turn begins as the one before, whatever is said, also by system messages of a tool."""
+    """Each request of a turn begins as the one before, its system messages and the others, whatever tools add."""
 
     async def add(session: AgentSession, context: RunContext) -> None:
         context.add_messages(system("Monday."), user("context"))
         context.add_messages(system("Stored."), user("for good"), store=True)
 
     async def note(context: ToolContext) -> str:
+        await context.session.add_message(system("By a tool."))
         await context.session.add_message(user("by a tool"))
         return "noted"
 
@@ -187,9 +188,13 @@ async def test_beginning_stays(*, is_handed_over: bool) -> None:
         for message in (system("Old."), user("before"), model("before!")):
             await session.add_message(message)
     await runner.run_async("s", "hi")
-    prompts = [[repr(message) for message in request.messages] for request in engine.requests]
-    for shorter, longer in pairwise(prompts):
-        assert longer[: len(shorter)] == shorter
+    for shorter, longer in pairwise(request.messages for request in engine.requests):
+        for are_systems in (True, False):
+            begun, goes_on = (
+                [message for message in messages if (message.role is Role.SYSTEM) is are_systems]
+                for messages in (shorter, longer)
+            )
+            assert goes_on[: len(begun)] == begun
 
 
 async def test_history_cleared_by_a_tool() -> None:

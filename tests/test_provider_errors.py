@@ -14,7 +14,7 @@ from chatflow.core.messages import Message, Role, ToolResult
 from chatflow.core.providers import RunContext
 from chatflow.core.session import AgentSession
 from chatflow.engines.scripted import ScriptedEngine
-from chatflow.exceptions import UnmatchedToolResultError
+from chatflow.exceptions import SessionConflictError, UnmatchedToolResultError
 from chatflow.runner import Runner
 from chatflow.running import providing
 from tests.conformance.conversation import user
@@ -270,9 +270,9 @@ async def test_cancelled_while_the_last_words_are_said(canceller: str) -> None:
             break
 
 
-async def test_nothing_is_left_of_a_failed_turn() -> None:
-    """A provider of a failed turn can write nothing once the turn has ended."""
-    kept: list[Any] = []
+async def test_error_after_the_turn() -> None:
+    """What a turn has failed with can still be asked for when it has ended."""
+    kept: list[RunContext] = []
 
     async def keep(session: AgentSession, context: RunContext) -> None:
         kept.append(context)
@@ -280,7 +280,26 @@ async def test_nothing_is_left_of_a_failed_turn() -> None:
     runner = Runner(agent_with(Scripted("a", before=keep)), engine=ScriptedEngine([LookupError("x")]))
     with pytest.raises(LookupError):
         await runner.run_async("s", "hi")
+    assert isinstance(kept[0].error, LookupError)
+
+
+async def test_what_is_left_over_of_a_failed_turn() -> None:
+    """What a provider has started can write nothing into its state once the turn has failed."""
+    is_over, tasks = anyio.Event(), list[asyncio.Task[None]]()
+
+    async def write_late(context: RunContext) -> None:
+        await is_over.wait()
+        with pytest.raises(SessionConflictError):
+            context.state["late"] = True
+
+    async def start(session: AgentSession, context: RunContext) -> None:
+        tasks.append(asyncio.create_task(write_late(context)))
+
+    runner = Runner(agent_with(Scripted("a", before=start)), engine=ScriptedEngine([LookupError("x")]))
+    with pytest.raises(LookupError):
+        await runner.run_async("s", "hi")
+    is_over.set()
+    await tasks[0]
     session = await session_of(runner)
     await session.save()
     assert session.state == {}
-    assert isinstance(kept[0].error, LookupError)

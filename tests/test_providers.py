@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -155,6 +157,20 @@ async def test_resumed() -> None:
     await runner.run_async("s", "hi", message_id="m")
     answered = ["b after Billing: done", "b done", "a after Support: done", "a done"]
     assert log == ["a before Support", "b before Billing", *answered]
+
+
+async def test_resumed_for_another_agent() -> None:
+    """A turn that goes on begins with the agent that had begun it, whoever answers by now."""
+    log: list[str] = []
+    billing = agent_with(Scripted("b", log), name="Billing")
+    support = agent_with(Scripted("a", log), handoffs=[billing], tools=[LOOK])
+    runner = Runner(support, engine=ScriptedEngine([CALL("look"), LookupError(), "done"]))
+    with pytest.raises(LookupError):
+        await runner.run_async("s", "hi", message_id="m")
+    await (await session_of(runner)).set_active_agent(billing)
+    log.clear()
+    await runner.run_async("s", "hi", message_id="m")
+    assert [line for line in log if "before" in line] == ["a before Support", "b before Billing"]
 
 
 async def test_duplicate() -> None:
@@ -325,6 +341,16 @@ async def test_something_else_under_its_key() -> None:
     await Runner(agent_with(Scripted("notes", before=before)), engine=ScriptedEngine(["hello"])).run_async("s", "hi")
 
 
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Lets threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
 async def test_state_in_threads() -> None:
     """Tools in threads that change a provider's state at the same time lose nothing of each other's."""
 

@@ -1,4 +1,7 @@
-"""Runner: a user message in, an answer out, and in between one turn of models, tools and handoffs."""
+"""Runner: a user message in, an answer out, and in between one turn of models, tools and handoffs.
+
+One class with all that users call to have messages answered, which is why it is long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import anyio
 import attrs
@@ -35,15 +38,22 @@ from chatflow.core.rows import State
 from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
-from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping
+from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import (
     MessageDeadError,
     MessageMismatchError,
-    SessionStateError,
     StoreClosedError,
     StoreError,
-    UnstorableValueError,
     shorten,
+)
+from chatflow.running.asked import (
+    Asked,
+    OnDuplicate,
+    asked_at,
+    asked_in,
+    check_count,
+    check_seconds_or_none,
+    checked_metadata,
 )
 from chatflow.running.asking import Asking, OnLostServiceSession
 from chatflow.running.loop import Loop, Registry
@@ -56,18 +66,6 @@ logger = logging.getLogger("chatflow.runner")
 
 _AT_ONCE: Final = 64
 """Accepted turns done at once where *max_concurrent_turns* says nothing."""
-
-OnDuplicate = Literal["response", "raise"]
-
-
-@attrs.frozen
-class _Asked:
-    """A user's message, and what was said with it. *waits*: for the answer, where the message is under way already."""
-
-    text: str
-    metadata: FrozenDict
-    claim: Claim | None
-    waits: bool
 
 
 class Runner:
@@ -122,18 +120,18 @@ class Runner:
         if engine is not None and not callable(getattr(engine, "generate", None)):
             raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
         if max_concurrent_turns is not None:
-            _check_count("max_concurrent_turns", max_concurrent_turns, 1)
+            check_count("max_concurrent_turns", max_concurrent_turns, 1)
         if on_lost_service_session not in get_args(OnLostServiceSession):
             raise ValueError(f"on_lost_service_session must be 'raise' or 'replay', not {on_lost_service_session!r}")
         starting_agent.reachable()
         self.starting_agent: Final = starting_agent
         self.session_store: Final[BaseSessionStore] = SessionStore() if session_store is None else session_store
-        self.max_handoffs_per_turn: Final = _check_count("max_handoffs_per_turn", max_handoffs_per_turn, 0)
-        self.max_tool_iterations: Final = _check_count("max_tool_iterations", max_tool_iterations, 1)
-        self.turn_timeout: Final = _check_seconds("turn_timeout", turn_timeout)
-        self.tool_timeout: Final = _check_seconds("tool_timeout", tool_timeout)
+        self.max_handoffs_per_turn: Final = check_count("max_handoffs_per_turn", max_handoffs_per_turn, 0)
+        self.max_tool_iterations: Final = check_count("max_tool_iterations", max_tool_iterations, 1)
+        self.turn_timeout: Final = check_seconds_or_none("turn_timeout", turn_timeout)
+        self.tool_timeout: Final = check_seconds_or_none("tool_timeout", tool_timeout)
         self.lease_seconds: Final = check_seconds("lease_seconds", lease_seconds)
-        self.max_attempts: Final = _check_count("max_attempts", max_attempts, 1)
+        self.max_attempts: Final = check_count("max_attempts", max_attempts, 1)
         self.max_concurrent_turns: Final = max_concurrent_turns
         self.on_lost_service_session: Final[OnLostServiceSession] = on_lost_service_session
         self._registry: Final = Registry(starting_agent, engine)
@@ -200,7 +198,7 @@ class Runner:
             SessionDeletedError: The conversation was deleted meanwhile.
             TurnInsideTurnError: The calling code is inside a turn that this one would have to wait for.
         """
-        asked = _asked(session_id, user_message, metadata, message_id, on_duplicate)
+        asked = asked_in(session_id, user_message, metadata, message_id, on_duplicate)
         return await self._answer_in(session_id, asked)
 
     def run_stream(
@@ -222,10 +220,10 @@ class Runner:
             ValueError: An id is empty, or *on_duplicate* unknown.
             SessionStateError: *metadata* holds what can't be kept.
         """
-        asked = _asked(session_id, user_message, metadata, message_id, on_duplicate)
+        asked = asked_in(session_id, user_message, metadata, message_id, on_duplicate)
         return RunStream(session_id, self.session_store, lambda report: self._answer_in(session_id, asked, report))
 
-    async def _answer_in(self, session_id: str, asked: _Asked, report: Report | None = None) -> AgentResponse:
+    async def _answer_in(self, session_id: str, asked: Asked, report: Report | None = None) -> AgentResponse:
         session = await self.session_store.get_or_create(session_id, self.starting_agent)
         return await self._answer(session, asked, report=report)
 
@@ -244,7 +242,7 @@ class Runner:
             SessionError: Its active agent is not within reach of the starting agent's handoffs; nothing was changed.
             ChatflowError: As `run_async` does.
         """
-        return await self._answer_at(session, _asked_at(session, user_message, metadata, message_id, on_duplicate))
+        return await self._answer_at(session, asked_at(session, user_message, metadata, message_id, on_duplicate))
 
     def stream_session(
         self,
@@ -256,16 +254,16 @@ class Runner:
         on_duplicate: OnDuplicate = "response",
     ) -> RunStream:
         """As `run_session`, and what happens is told while it happens: see `run_stream`."""
-        asked = _asked_at(session, user_message, metadata, message_id, on_duplicate)
+        asked = asked_at(session, user_message, metadata, message_id, on_duplicate)
         return RunStream(session.session_id, session.store, lambda report: self._answer_at(session, asked, report))
 
-    async def _answer_at(self, session: AgentSession, asked: _Asked, report: Report | None = None) -> AgentResponse:
+    async def _answer_at(self, session: AgentSession, asked: Asked, report: Report | None = None) -> AgentResponse:
         if isinstance(session, SessionContext):
             session.store.adopt(session)
         return await self._answer(session, asked, strict=True, report=report)
 
     async def _answer(
-        self, session: AgentSession, asked: _Asked, *, strict: bool = False, report: Report | None = None
+        self, session: AgentSession, asked: Asked, *, strict: bool = False, report: Report | None = None
     ) -> AgentResponse:
         """Take the conversation's turn, and answer in it."""
         turn = Turn(
@@ -307,7 +305,7 @@ class Runner:
             SessionStateError: *metadata* holds what can't be kept; nothing was stored.
             StoreError: Nothing was stored.
         """
-        noted = _checked(session_id, user_message, metadata)
+        noted = checked_metadata(session_id, user_message, metadata)
         claim = Claim(check_id(message_id, "message_id"), user_message, noted)
         store = self.session_store.backend
         ticket = Ticket(
@@ -461,69 +459,9 @@ def _key(turn: Turn) -> str:
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def _asked_at(
-    session: AgentSession,
-    user_message: str,
-    metadata: Mapping[str, Any] | None,
-    message_id: str | None,
-    on_duplicate: OnDuplicate,
-) -> _Asked:
-    if not isinstance(session, AgentSession):
-        raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
-    return _asked(session.session_id, user_message, metadata, message_id, on_duplicate)
-
-
-def _asked(
-    session_id: str,
-    user_message: str,
-    metadata: Mapping[str, Any] | None,
-    message_id: str | None,
-    on_duplicate: OnDuplicate,
-) -> _Asked:
-    """What is asked, once all of its arguments are found good."""
-    if on_duplicate not in get_args(OnDuplicate):
-        raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
-    noted = _checked(session_id, user_message, metadata)
-    claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
-    return _Asked(user_message, noted, claim, waits=on_duplicate == "response")
-
-
-def _checked(session_id: str, user_message: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
-    """The *metadata*, frozen, once all of a message's arguments are found good."""
-    check_id(session_id, "session_id")
-    if not isinstance(user_message, str):
-        raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
-    return _frozen_metadata(session_id, metadata)
-
-
 def _answered_before(answered: Answered, session: AgentSession) -> AgentResponse:
     if answered.response is not None:
         return attrs.evolve(answered.response, duplicate=True)
     return AgentResponse(
         content="", active_agent_name=session.active_agent_name, duplicate=True, stop_reason="not_stored"
     )
-
-
-def _frozen_metadata(session_id: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
-    try:
-        return freeze_mapping({} if metadata is None else metadata, "metadata")
-    except UnstorableValueError as error:
-        raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
-
-
-def _check_count(name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    return value
-
-
-def _check_seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0, not {value}")
-    return value

@@ -1,0 +1,84 @@
+"""What is asked of a runner: a user's message with what was said about it, and a runner's own numbers, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import attrs
+
+from chatflow.core.records import Claim, check_id
+from chatflow.core.session import AgentSession
+from chatflow.core.values import FrozenDict, freeze_mapping
+from chatflow.exceptions import SessionStateError, UnstorableValueError
+
+OnDuplicate = Literal["response", "raise"]
+
+
+@attrs.frozen
+class Asked:
+    """A user's message, and what was said with it. *waits*: for the answer, where the message is under way already."""
+
+    text: str
+    metadata: FrozenDict
+    claim: Claim | None
+    waits: bool
+
+
+def asked_at(
+    session: AgentSession,
+    user_message: str,
+    metadata: Mapping[str, Any] | None,
+    message_id: str | None,
+    on_duplicate: OnDuplicate,
+) -> Asked:
+    """What is asked in a session at hand, once all of its arguments are found good."""
+    if not isinstance(session, AgentSession):
+        raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+    return asked_in(session.session_id, user_message, metadata, message_id, on_duplicate)
+
+
+def asked_in(
+    session_id: str,
+    user_message: str,
+    metadata: Mapping[str, Any] | None,
+    message_id: str | None,
+    on_duplicate: OnDuplicate,
+) -> Asked:
+    """What is asked in a conversation that is named, once all of its arguments are found good."""
+    if on_duplicate not in get_args(OnDuplicate):
+        raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
+    noted = checked_metadata(session_id, user_message, metadata)
+    claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
+    return Asked(user_message, noted, claim, waits=on_duplicate == "response")
+
+
+def checked_metadata(session_id: str, user_message: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
+    """The *metadata*, frozen, once all of a message's arguments are found good."""
+    check_id(session_id, "session_id")
+    if not isinstance(user_message, str):
+        raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
+    try:
+        return freeze_mapping({} if metadata is None else metadata, "metadata")
+    except UnstorableValueError as error:
+        raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
+
+
+def check_count(name: str, value: object, least: int) -> int:
+    """*value* itself if it is a number of things, and not below *least*."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+def check_seconds_or_none(name: str, value: object) -> float | None:
+    """*value* itself if it is a number of seconds above 0, perhaps infinitely many, or None for no limit."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, not {value}")
+    return value

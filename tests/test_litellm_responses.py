@@ -357,6 +357,7 @@ async def test_unknown_session(server: ResponsesServer, engine: LiteLLMEngine, i
 @pytest.mark.parametrize(
     "answer",
     [
+        error(400, "gone", code="previous_response_not_found"),
         error(404, "Response with id 'resp_1' not found."),
         error(404, "resp_1 does not exist", code="not_found"),
         Status(404, {"message": "response resp_1 not found"}),
@@ -376,7 +377,7 @@ async def test_unknown_session_in_other_words(server: ResponsesServer, engine: L
         error(404, "The model 'test' does not exist", code="model_not_found"),
         Status(404, b"no such page: resp_1"),
         Status(404, b'{"detail": "not found"}'),
-        Status(404, b"[" * 5000),
+        Status(404, b'{"error":' * 10_000),
         error(400, "Invalid 'previous_response_id': 'resp_1'."),
     ],
 )
@@ -387,6 +388,14 @@ async def test_what_is_no_lost_session(server: ResponsesServer, engine: LiteLLME
     with pytest.raises(exceptions.EngineBadRequestError) as caught:
         await engine.generate(request(session="resp_1"))
     assert type(caught.value) is exceptions.EngineBadRequestError
+
+
+async def test_failure_that_names_the_session(server: ResponsesServer, engine: LiteLLMEngine) -> None:
+    """A service that fails has lost nothing, whatever it says."""
+    server.kept["resp_1"] = ()
+    server.script(error(503, "The shard of resp_1 was not found."))
+    with pytest.raises(exceptions.EngineUnavailableError):
+        await engine.generate(request(session="resp_1"))
 
 
 async def test_not_found_without_a_session(server: ResponsesServer, engine: LiteLLMEngine) -> None:

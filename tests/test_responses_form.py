@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatflow import exceptions
@@ -473,6 +473,9 @@ items = st.fixed_dictionaries(
 )
 
 
+@example([{"type": "message", "length": 0}, {"type": "function_call"}], "", 1)
+@example([{"type": "message", "length": 1}, {"type": "message", "length": 1}], "a--b", 0)
+@example([{"type": "reasoning", "content": "Hm.", "role": "system"}, {"type": "message", "length": 1}], "a", 0)
 @given(
     st.lists(items | json_values, max_size=4) | json_values,
     st.text("a\n", max_size=5).map(lambda text: text and f"a{text}b"),

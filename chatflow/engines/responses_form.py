@@ -36,8 +36,11 @@ An item that holds text stands as ``{"type": "message", "length": 12}``, perhaps
 BETWEEN: Final = "\n\n"
 """What separates the texts of a response that holds several, such as a remark and then the answer."""
 
-_SENT_BACK: Final = frozenset({"compaction", "reasoning"})
-"""Other items that a request may hold and that can say all they have to say themselves."""
+_SENT_BACK: Final[Mapping[str, frozenset[str]]] = {
+    "compaction": frozenset({"type", "encrypted_content"}),
+    "reasoning": frozenset({"type", "summary", "content", "encrypted_content"}),
+}
+"""Other items that a request may hold and that can say all they have to say themselves, and what of them is sent."""
 
 _RENAMED: Final = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens"}
 """Settings that have another name here."""
@@ -194,7 +197,8 @@ def _order_of(message: Message, provider: str) -> list[dict[str, Any]]:
     while items and items[-1]["type"] in _SENT_BACK:
         items.pop()  # they belong to what follows them, and nothing does
     calls = sum(item["type"] == "function_call" for item in items)
-    fits = BETWEEN.join(_texts(message.text, items)) == message.text and calls == len(message.tool_calls)
+    texts = list(_texts(message.text, items))
+    fits = all(texts) and BETWEEN.join(texts) == message.text and calls == len(message.tool_calls)
     return (items if fits else plain) or [{"type": "message", "length": 0}]
 
 
@@ -210,13 +214,14 @@ def _texts(text: str, items: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def _sent_back(stored: object) -> dict[str, Any] | None:
     """An item of `OUTPUT_KEY` as it can be sent, or None: others than `from_responses_response` may have written it."""
     item = cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
-    kind, length = item.get("type"), item.get("length")
-    if kind == "function_call" or (kind == "message" and isinstance(length, int) and length > 0):
+    kind = item.get("type")
+    if kind == "function_call" or (kind == "message" and isinstance(item.get("length"), int)):
         return item
     if not isinstance(kind, str) or kind not in _SENT_BACK or not speaks_for_itself(item):
         return None
-    without = ("id", "status") if item.get("encrypted_content") else ("status",)
-    sent = {name: value for name, value in item.items() if name not in without}
+    # Servers whose thoughts are in clear take OpenAI's types at their word, where an item has an id, and keep none.
+    names = _SENT_BACK[kind] if item.get("encrypted_content") else {*_SENT_BACK[kind], "id"}
+    sent = {name: value for name, value in item.items() if name in names}
     return {"summary": [], **sent} if kind == "reasoning" else sent
 
 

@@ -215,6 +215,9 @@ def test_nothing_is_coerced(value: Any, drawn: tuple[Any, Any]) -> None:
         ((1, 2, 3), Point, "k", None),
         (2, Literal["a", 1], "k", "it is none of 'a', 1"),
         (True, Literal["a", 1], "k", "it is none of 'a', 1"),
+        ({True}, set[Level], "k", "as set[tests.kinds.Level] it would be another value than what is kept"),
+        ({(True,)}, set[tuple[Level]], "k", None),
+        ({True: 1}, dict[Level, int], "k[True]", None),
         ({"items": [1, 2]}, Short, "k.items", "as Short it would be another value than what is kept"),
         ({"loud": True}, Shown, "k.loud", None),
     ],
@@ -312,7 +315,17 @@ def test_users_dict_is_data() -> None:
     assert session.get("k", dict[str, str]) == mine
 
 
-@pytest.mark.parametrize("value", [Loud("x"), Shown(secret="s"), [object()], Box(object())])
+@pytest.mark.parametrize(
+    "value",
+    [
+        Loud("x"),
+        Shown(secret="s"),
+        [Shown(secret="s")],
+        {"a": (1, Shown(secret="s"))},
+        [object()],
+        Box(object()),
+    ],
+)
 def test_what_would_not_come_back_is_refused(value: Any) -> None:
     """A value that would come back as another one, or not at all, is refused when it is set; nothing has changed."""
     if isinstance(value, Loud):

@@ -82,12 +82,20 @@ def typed(value: Any, kind: Any, path: str) -> Any:
 
 
 def check_comes_back(value: Any, kept: Any, path: str) -> None:
-    """Raise `MismatchError` if *value*, an instance of a class and *kept* by `freeze`, would not come back equal.
+    """Raise `MismatchError` if an instance in *value*, which `freeze` has *kept*, would not come back equal.
 
     A class may leave out, rename or convert what its instances hold; that is better known when a value is set than when
     it is asked for.
     """
     kind: Any = cast("Any", type(value))
+    if issubclass(kind, list | tuple):
+        for index, (item, theirs) in enumerate(zip(value, kept, strict=True)):
+            check_comes_back(item, theirs, f"{path}[{index}]")
+        return
+    if issubclass(kind, dict):
+        for (key, item), theirs in zip(value.items(), kept.values(), strict=True):
+            check_comes_back(item, theirs, _below(path, key))
+        return
     if not (isinstance(value, enum.Enum) or _is_class_with_fields(kind) or _is_model(kind)):
         return
     try:
@@ -256,9 +264,10 @@ def _first_change(kept: Any, again: Any, path: str) -> str | None:
     if type(kept) is not type(again):
         return path
     if isinstance(kept, dict):
+        others = {_typed_form(key): item for key, item in again.items()}
         for key, item in cast("dict[Any, Any]", kept).items():  # type: ignore[redundant-cast]  # not for pyright
-            place = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-            changed = place if key not in again else _first_change(item, again[key], place)
+            place = _below(path, key)
+            changed = place if _typed_form(key) not in others else _first_change(item, others[_typed_form(key)], place)
             if changed is not None:
                 return changed
         return None
@@ -268,4 +277,16 @@ def _first_change(kept: Any, again: Any, path: str) -> str | None:
             return path
         changes = (_first_change(item, again[index], f"{path}[{index}]") for index, item in enumerate(items))
         return next(filter(None, changes), None)
-    return None if kept is again or kept == again else path
+    return None if kept is again or _typed_form(kept) == _typed_form(again) else path
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+def _typed_form(value: Any) -> Any:
+    """A plain value that can be a key, in a form in which types count: 1, 1.0 and True are three values."""
+    kind: Any = type(value)
+    if kind is tuple or kind is frozenset:
+        return kind, kind(map(_typed_form, value))
+    return kind, value

@@ -286,7 +286,7 @@ def _below(path: str, key: object) -> str:
 
 def _typed_form(value: Any) -> Any:
     """A plain value that can be a key, in a form in which types count: 1, 1.0 and True are three values."""
-    kind: Any = type(value)
+    kind: Any = cast("Any", type(value))
     if kind is tuple or kind is frozenset:
         return kind, kind(map(_typed_form, value))
     return kind, value

@@ -6,6 +6,7 @@ import gc
 import itertools
 import re
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -507,6 +508,65 @@ async def test_collecting_cancelled() -> None:
     assert (await session_of(runner)).history == []
 
 
+class Slow(PausingEngine):
+    """An engine that takes its time to end when it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = anyio.Event()
+        self.has_ended = False
+
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """Wait, and end when it may."""
+        try:
+            return await super().generate(request)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.may_end.wait()
+            self.has_ended = True
+
+
+async def test_cancelled_again_by_its_task() -> None:
+    """However often the task of whoever leaves is cancelled, it waits until the turn is rolled back."""
+    engine = Slow()
+    task = asyncio.create_task(Agent("Support", engine=engine).run_stream("hi").collect())
+    await engine.asked.wait()
+    for _ in range(3):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+    engine.may_end.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert engine.has_ended
+
+
+async def test_cancelled_by_a_scope_while_it_leaves() -> None:
+    """Whoever leaves inside a scope that is cancelled waits until the turn is rolled back."""
+    engine = Slow()
+    async with anyio.create_task_group() as group:
+        group.start_soon(Agent("Support", engine=engine).run_stream("hi").collect)
+        await engine.asked.wait()
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+        engine.may_end.set()
+    assert engine.has_ended
+
+
+async def test_reading_can_be_cancelled() -> None:
+    """A cancellation ends the reading also while there are events, and none of them is lost."""
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default="hello"))
+    async with runner.run_stream("s", "one") as stream:
+        await runner.run_async("s", "two")
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(stream)
+        assert scope.cancelled_caught
+        assert [type(event) async for event in stream] == [TextDelta, Done]
+
+
 async def test_left_in_another_task() -> None:
     """A stream may be left in another task than it was entered in, as a generator is that its server closes."""
     engine = PausingEngine()
@@ -635,14 +695,12 @@ async def test_cancellation_that_nobody_asked_for() -> None:
     assert caught.value is error
 
 
-async def test_cancelled_from_outside() -> None:
-    """A stream whose task somebody else has cancelled before its first step says so."""
-    stream = Runner(Agent("Support"), engine=ScriptedEngine(["hello"])).run_stream("s", "hi")
-    async with stream:
-        assert stream._task is not None
-        stream._task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await anext(stream)
+async def test_cancellation_that_nobody_has_read() -> None:
+    """Such a cancellation is raised on leaving as well, where nobody has read it."""
+    runner = Runner(Agent("Support"), engine=ScriptedEngine([asyncio.CancelledError("mine"), "hello"]))
+    with pytest.raises(asyncio.CancelledError, match="mine"):
+        async with runner.run_stream("s", "hi"):
+            await runner.run_async("s", "two")
 
 
 async def test_store_closed_meanwhile() -> None:
@@ -871,7 +929,8 @@ async def test_error_between_pieces() -> None:
     assert session.history == []
 
 
-async def test_engine_is_closed_where_it_was_begun() -> None:
+@pytest.mark.parametrize("piece", [TextDelta("again "), "wrong"], ids=["left", "refused"])
+async def test_engine_is_closed_where_it_was_begun(piece: Any) -> None:
     """An engine's generator that is cut off has ended, in the task that began it, when the stream is left."""
     tasks: list[Any] = []
 
@@ -880,13 +939,14 @@ async def test_engine_is_closed_where_it_was_begun() -> None:
             tasks.append(asyncio.current_task())
             try:
                 while True:
-                    yield TextDelta("again ")
+                    yield piece
                     await asyncio.sleep(0)
             finally:
                 tasks.append(asyncio.current_task())
 
     async with Agent("Support", engine=Endless()).run_stream("hi") as stream:
-        await anext(stream)
+        with suppress(TypeError):
+            await anext(stream)
     assert tasks[0] is tasks[1] is stream._task
 
 

@@ -77,8 +77,7 @@ class Asking:
         return reply
 
     async def _generate(self, engine: Engine, request: EngineRequest) -> EngineReply:
-        report = self._report
-        in_pieces = None if report is None else stream_of(engine)
+        report, in_pieces = self._report, stream_of(engine)
         if report is not None and in_pieces is not None:
             return await joined(in_pieces(request), request, report, type(engine).__name__)
         reply = await engine.generate(request)

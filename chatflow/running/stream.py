@@ -161,8 +161,6 @@ class RunStream:
         self._more.set()
 
     def _wake(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # before its first step
-            self._error = asyncio.CancelledError()
         self._more.set()
 
     def _log(self, error: BaseException) -> None:

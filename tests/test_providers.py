@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -355,17 +356,20 @@ async def test_state_in_threads() -> None:
     """Tools in threads that change a provider's state at the same time lose nothing of each other's."""
 
     async def before(session: AgentSession, context: RunContext) -> None:
+        all_here = threading.Barrier(8)
+
         def note(name: str) -> str:
-            for number in range(100):
+            all_here.wait()
+            for number in range(200):
                 context.state[f"{name}{number}"] = number
             return name
 
         context.add_tools(note)
 
-    calls = [CALL("note", name=name) for name in "abcd"]
+    calls = [CALL("note", name=name) for name in "abcdefgh"]
     runner = Runner(agent_with(Scripted("notes", before=before)), engine=ScriptedEngine([calls, "done"]))
     await runner.run_async("s", "hi")
-    assert len((await session_of(runner)).state["_notes"]) == 400
+    assert len((await session_of(runner)).state["_notes"]) == 1600
 
 
 # --- choosing the history ---

@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.events import TextDelta
 from chatflow.core.messages import AgentResponse
 from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, RunContext
 from chatflow.core.session import AgentSession
@@ -19,6 +20,7 @@ from tests.conformance.conftest import Restart
 from tests.conformance.conversation import model, stored, texts, user
 from tests.conformance.stepping import CANCELLERS, MOMENTS, Moment
 from tests.provider_scripts import LOOK, Scripted, adding, agent_with, raising
+from tests.runs import PausingEngine
 
 CALL = ScriptedEngine.call
 
@@ -229,3 +231,49 @@ async def test_cancelled_at_any_step(store: BaseSessionStore, canceller: str, mo
         assert (await run()).content == "done"
         if not cancelled:
             break
+
+
+async def test_streamed(store: BaseSessionStore) -> None:
+    """A streamed run calls them as any other, and what they change is part of its commit."""
+    log: list[str] = []
+    billing = agent_with(Scripted("b", log, before=count_runs, after=note_end), name="Billing")
+    support = agent_with(Scripted("a", log, before=adding(user("kept"), store=True)), handoffs=[billing])
+    runner = Runner(support, store, ScriptedEngine([CALL("transfer_to_billing")], default="done"))
+    response = await runner.run_stream("s", "hi").collect()
+    assert response.content == "done"
+    ended = ["b after Billing: done", "b done", "a after Support: done", "a done"]
+    assert log == ["a before Support", "b before Billing", *ended]
+    left = await stored(store, "s")
+    assert left is not None
+    assert left["state"] == {"_b": {"runs": 1, "inputs": ["hi"], "ended": 1}}
+    assert texts(left["history"])[:2] == ["kept", "hi"]
+
+
+async def test_stream_that_is_left(store: BaseSessionStore) -> None:
+    """Once the block of a stream that was left early has ended, its providers have been told, and nothing is stored."""
+    log: list[str] = []
+    engine = PausingEngine()
+    runner = Runner(agent_with(Scripted("a", log, before=count_runs, after=note_end), engine=engine), store)
+    async with runner.run_stream("s", "hi"):
+        await engine.asked.wait()
+    assert log == ["a before Support", "a after Support: CancelledError()", "a done"]
+    left = await stored(store, "s")
+    assert left is not None
+    assert (left["history"], left["state"]) == ([], {})
+
+
+async def test_stream_of_a_turn_that_a_provider_fails(store: BaseSessionStore) -> None:
+    """A provider's error after the answer is raised by the stream, which has told its text, and nothing is stored."""
+    runner = Runner(agent_with(Scripted("a", after=raising(LookupError("late")))), store, ScriptedEngine(["hello"]))
+    stream = runner.run_stream("s", "hi")
+
+    async def read() -> None:
+        async with stream:
+            assert isinstance(await anext(stream), TextDelta)  # told before the provider had its say
+            assert [type(event) async for event in stream] == []
+
+    with pytest.raises(LookupError, match="late"):
+        await read()
+    left = await stored(store, "s")
+    assert left is not None
+    assert left["history"] == []

@@ -610,6 +610,21 @@ def test_loop_closed() -> None:
     assert asyncio.run(runner.run_async("s", "two")).content == "hello"
 
 
+def test_collected_with_its_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """A stream that goes with its event loop, in the middle of its turn, has not failed."""
+
+    async def wait(report: object) -> AgentResponse:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(RunStream("s", SessionStore(), wait).__aenter__())
+    loop.close()
+    del loop
+    gc.collect()
+    assert "chatflow.runner" not in {record.name for record in caplog.records}
+
+
 # --- errors ---
 
 

@@ -144,8 +144,6 @@ class RunStream:
         # of what is read too late.
         try:
             self._response = await self._answer(self._tell)
-        except GeneratorExit:
-            raise  # its event loop is gone
         except asyncio.CancelledError as error:
             self._error = error
             if self._store.is_closing and not self._is_left:

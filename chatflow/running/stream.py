@@ -60,7 +60,7 @@ class RunStream:
         """The answer, once the turn has committed.
 
         Raises:
-            RuntimeError: It has not committed so far, or never will.
+            RuntimeError: It has not come so far, or the stream was left before it did.
         """
         if self._response is None:
             raise RuntimeError(f"{self!r} has no response: it is there once Done has come")

@@ -115,8 +115,10 @@ def mutated(draw: st.DrawFn, *, for_client: bool = False) -> tuple[type[AgentSes
     session = draw(strategies.sessions())
     data = through_json(session.to_dict(for_client=for_client))
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
-        part = draw(st.sampled_from([data, *data.values()]))  # so that many changes are within values
-        holder, key = draw(st.sampled_from(places(part) or places(data)))
+        # Many changes are within one field, and many move, repeat or remove whole messages.
+        part = draw(st.sampled_from([data, *data.values()]))
+        messages = [(holder, key) for holder, key in places(data) if holder is data.get("messages")]
+        holder, key = draw(st.sampled_from(draw(st.sampled_from([messages, []])) or places(part) or places(data)))
         what = draw(st.sampled_from(["delete", "replace", "repeat", "insert", "swap", "wrap", "move"]))
         if what == "delete":
             del holder[key]

@@ -275,7 +275,10 @@ turn_limits: Final = st.integers(1, 5)
 
 # --- sessions ----------------------------------------------------------------------------------------------------
 
-names: Final = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+names: Final = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+    st.sampled_from(["a", "a:b", "a\0b", MARK]),
+)
 """What UTF-8 can encode and is not empty: ids, owners and agents' names."""
 
 state_keys: Final = st.one_of(keys, keys.map("_{}".format))

@@ -51,6 +51,7 @@ HOSTILE: Final[dict[str, tuple[dict[Any, Any], str]]] = {
     "a limit that is no number": ({"max_turns": True}, "max_turns"),
     "a limit of no integer": ({"max_turns": 2.0}, "max_turns"),
     "a limit of more than is counted": ({"max_turns": 2**63 - 1}, "max_turns"),
+    "a limit that would fill a page": ({"max_turns": ["x" * 100_000]}, "max_turns"),
     "no time": ({"expires_after": 0}, "expires_after"),
     "less than a moment": ({"expires_after": 1e-300}, "expires_after"),
     "more than all times": ({"expires_after": 1e300}, "expires_after"),
@@ -183,6 +184,7 @@ def test_hostile_data_is_refused(name: str) -> None:
     before = observed(live)
     with pytest.raises(SessionFormatError) as caught:
         live.from_dict(changed(change))
+    assert len(str(caught.value)) < 2000
     found = caught.value.path
     assert found.startswith(path[:-3]) if path.endswith("...") else found == path
     assert observed(live) == before

@@ -385,6 +385,11 @@ def test_path(value: Any, path: str) -> None:
     assert refusal(value)[0] == path
 
 
+def test_path_through_a_long_key() -> None:
+    """A path shows the beginning of a long key."""
+    assert refusal({"k" * 1000: object()})[0] == f"v.{'k' * 80}..."
+
+
 def test_path_of_a_bare_value() -> None:
     """Where the value has no name of its own the path begins with the key."""
     assert refusal({"a": [object()]}, "")[0] == "a[0]"

@@ -5,44 +5,46 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import orjson
 
-from chatflow.core.codec import FORMAT_VERSION, entry_to_json, message_to_json, response_to_json
+from chatflow.core.codec import FORMAT_VERSION, entry_to_json, response_to_json
 from chatflow.core.envelopes import encode
 from chatflow.core.owners import RememberedId, Stored, TakenOut
 from chatflow.core.records import Key, PendingTurn
+from chatflow.core.session_form import to_data
 from chatflow.core.values import freeze
 from chatflow.exceptions import CorruptSessionError
 
 if TYPE_CHECKING:
-    from chatflow.core.storage import Storage
+    from chatflow.core.backend import StoreBackend
 
 _PAGE: Final = 100
 """Rows that are read at once; of conversations only their ids are."""
 
 
-async def lines_of_owner(storage: Storage, owner: str) -> AsyncIterator[str]:
+async def lines_of_owner(backend: StoreBackend, owner: str) -> AsyncIterator[str]:
     """Everything of *owner*, as `BaseSessionStore.export_owner` says."""
     yield _line("export", format=FORMAT_VERSION, owner=encode(owner))
     after = ""
-    while ids := await storage.page_of_session_ids(owner, after, _PAGE):
+    while ids := await backend.page_of_session_ids(owner, after, _PAGE):
         for session_id in ids:
-            line = await _conversation_line(storage, Key(owner, session_id))
+            line = await _conversation_line(backend, Key(owner, session_id))
             if line is not None:
                 yield line
         after = ids[-1]
     last = 0
-    while turns := await storage.page_of_turns(owner, last, _PAGE):
+    while turns := await backend.page_of_turns(owner, last, _PAGE):
         for turn in turns:
-            yield await _turn_line(storage, turn)
+            yield await _turn_line(backend, turn)
         last = turns[-1].turn_id
     seen = ("", "")
-    while remembered := await storage.page_of_processed(owner, seen, _PAGE):
+    while remembered := await backend.page_of_processed(owner, seen, _PAGE):
         for each in remembered:
             yield _id_line(each)
         seen = (remembered[-1].session_id, remembered[-1].message_id)
     number = 0
-    while taken_out := await storage.page_of_set_aside(owner, number, _PAGE):
+    while taken_out := await backend.page_of_set_aside(owner, number, _PAGE):
         for taken in taken_out:
             yield _set_aside_line(taken)
         number = taken_out[-1].number
@@ -52,37 +54,31 @@ def _line(kind: str, **fields: Any) -> str:
     return orjson.dumps({"kind": kind, **fields}).decode()
 
 
-async def _conversation_line(storage: Storage, key: Key) -> str | None:
+async def _conversation_line(backend: StoreBackend, key: Key) -> str | None:
     """None for one that is gone by now."""
     try:
-        stored = await storage.read_session(key)
+        stored = await backend.read_session(key)
     except CorruptSessionError as error:
         return _line("unreadable", session_id=encode(error.session_id), row=error.row, reason=error.reason)
-    return None if stored is None else conversation_line(key, stored)
+    return None if stored is None else conversation_line(key, stored, backend.default_max_turns)
 
 
-def conversation_line(key: Key, stored: Stored) -> str:
-    """One conversation, whole."""
-    snapshot = stored.snapshot
+def conversation_line(key: Key, stored: Stored, default_max_turns: int) -> str:
+    """One conversation, whole, in the form that `SessionContext.from_dict` reads."""
+    own = stored.snapshot.max_turns
+    snapshot = attrs.evolve(stored.snapshot, max_turns=default_max_turns if own is None else own)
     return _line(
         "conversation",
-        session_id=encode(key.session_id),
-        agent=encode(snapshot.agent_name),
-        metadata=encode(snapshot.metadata),
-        state=encode(snapshot.state),
-        max_turns=snapshot.max_turns,
-        expires_after=snapshot.expires_after,
-        service=None if snapshot.service is None else encode(snapshot.service.to_data()),
         created_at=stored.created_at.isoformat(),
         updated_at=stored.updated_at.isoformat(),
-        messages=[orjson.Fragment(message_to_json(message)) for message in snapshot.history],
+        session=to_data(key, snapshot, for_client=False),
     )
 
 
-async def _turn_line(storage: Storage, turn: PendingTurn) -> str:
+async def _turn_line(backend: StoreBackend, turn: PendingTurn) -> str:
     session_id = encode(turn.session_id)
     try:
-        journal = await storage.read_journal(turn.turn_id)
+        journal = await backend.read_journal(turn.turn_id)
     except CorruptSessionError as error:
         return _line("unreadable", session_id=session_id, row=error.row, reason=error.reason)
     return _line(

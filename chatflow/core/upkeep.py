@@ -99,7 +99,7 @@ class Upkeep(Scope):
         ``async for line in store.export_owner(owner):`` reads them as they are asked for, a conversation at a time. The
         first has the kind ``"export"`` and names the format and the owner. Then come
 
-        - ``"conversation"``: its messages, state, metadata and the rest, as one commit left it;
+        - ``"conversation"``: as one commit left it; its ``"session"`` is what `AgentSession.to_dict` gives;
         - ``"turn"``: one that has not committed, its message's text, and what its tools have done so far;
         - ``"message_id"``: one that is remembered, and the answer that is kept with it;
         - ``"set_aside"``: what an upgrade or a repair has taken out;

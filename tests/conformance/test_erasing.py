@@ -20,6 +20,7 @@ from chatflow.core.messages import Message, Role
 from chatflow.core.owners import ALL, Erased
 from chatflow.core.records import Lost, NewSession
 from chatflow.core.service import ServiceSession
+from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import tool
 from chatflow.core.values import EMPTY
@@ -311,21 +312,14 @@ async def test_exports(store: StoreBackend, clock: Clock, owner: str) -> None:
     found = await exported(store, owner)
     assert found["export"] == [{"format": 1, "owner": owner}]
     first, second = found["conversation"]
-    messages = first.pop("messages")
-    assert first == {
-        "session_id": "s",
-        "agent": "Support",
-        "metadata": {},
-        "state": {},
-        "max_turns": None,
-        "expires_after": None,
-        "service": None,
-        "created_at": clock.now.isoformat(),
-        "updated_at": clock.now.isoformat(),
-    }
-    assert texts(message_from_json(json.dumps(each)) for each in messages) == ["hello", "hi"]
-    assert (second["session_id"], second["metadata"]) == ("t", {"a": 1})
-    assert [each["content"] for each in second["messages"]] == ["be brief", "hello", "hello!"]
+    assert (first["created_at"], first["updated_at"]) == (clock.now.isoformat(), clock.now.isoformat())
+    face = store.for_owner(owner) if owner else store
+    for line, session_id in ((first, "s"), (second, "t")):
+        session = await face.get(session_id)
+        assert session is not None
+        assert line["session"] == session.to_dict()
+        again = SessionContext.from_dict(line["session"], agents=[SUPPORT], owner=owner)
+        assert again.history == session.history
     (turn,) = found["turn"]
     assert (turn["session_id"], turn["message_id"], turn["user_message"], turn["state"], turn["journal"]) == (
         "s",
@@ -354,7 +348,8 @@ async def test_exported_values(store: StoreBackend) -> None:
     session = await ann.get_or_create("s\0'", SUPPORT)
     session.state.update(values)
     await session.add_message(user("\ud800"))
-    (line,) = (await exported(store, "ann"))["conversation"]
+    (found,) = (await exported(store, "ann"))["conversation"]
+    line = found["session"]
     assert line["session_id"] == {"$chatflow": "str", "v": base64.b64encode(b"s\0'").decode()}
     assert values_from_json(json.dumps(line["state"])) == values
     assert ServiceSession.from_data(values_from_json(json.dumps(line["service"]))) == service
@@ -403,7 +398,7 @@ async def test_exports_what_changes(store: StoreBackend, monkeypatch: pytest.Mon
     async for line in store.export_owner("ann"):
         fields = json.loads(line)
         if fields["kind"] == "conversation":
-            found.append(fields["session_id"])
+            found.append(fields["session"]["session_id"])
             await (await ann.get_or_create("4", SUPPORT)).add_message(user("more"))
             await (await ann.get_or_create("0", SUPPORT)).add_message(user("more"))
             await ann.delete("3")
@@ -416,7 +411,7 @@ async def test_exports_as_committed(store: StoreBackend) -> None:
     async with session.turn():
         await session.add_message(user("hello"))
         found = await outside(exported(store, "ann"))
-    assert found["conversation"][0]["messages"] == []
+    assert found["conversation"][0]["session"]["messages"] == []
     assert [(turn["state"], turn["message_id"]) for turn in found["turn"]] == [("running", None)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chatflow import Agent, AgentSession, ScriptedEngine, SessionContext, SessionStateError, SessionStore
+from chatflow import Agent, AgentSession, ScriptedEngine, SessionContext, SessionError, SessionStateError, SessionStore
 from chatflow.engines.scripted import user_text
 
 
@@ -58,6 +58,8 @@ async def test_first_agent_takes_it() -> None:
     """A session that was made without an agent belongs to the first one that runs in it."""
     session = AgentSession(state={"theme": "dark"})
     assert session.active_agent_name == ""
+    with pytest.raises(SessionError, match="no agent has run in it yet"):
+        session.active_agent  # noqa: B018
     agent = answering()
     await agent.run("one", session=session)
     assert session.active_agent_name == "Support"

@@ -28,7 +28,14 @@ from chatflow.core.state import Values
 from chatflow.core.typed import MismatchError, check_comes_back, typed
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.core.working import Kind, Working
-from chatflow.exceptions import SessionConflictError, SessionKeyError, SessionStateError, UnstorableValueError, shorten
+from chatflow.exceptions import (
+    SessionConflictError,
+    SessionError,
+    SessionKeyError,
+    SessionStateError,
+    UnstorableValueError,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from chatflow.core.backend import StoreBackend
@@ -161,8 +168,16 @@ class AgentSession(Handle):
         An agent given to this object comes first, then the store's resolver, then what the default agent can hand off
         to. A name that nobody knows is logged once and answered by the default agent, or by a stand-in of that name
         without tools where the session came from `store.get`; the stored name stays.
+
+        Raises:
+            SessionError: The session was made without an agent, and none has run in it yet.
         """
         name = self.active_agent_name
+        if not name:
+            raise SessionError(
+                f"session {shorten(self.session_id)}: no agent has run in it yet; agent.run(..., session=session) does",
+                session_id=self.session_id,
+            )
         known = self._agents.get(name) or self.store.resolve_agent(name)
         if known is None and self._fallback is not None:
             known = self._fallback.reachable().get(name)

@@ -35,6 +35,7 @@ from chatflow.core.records import (
     check_seconds,
 )
 from chatflow.core.rows import State
+from chatflow.core.service import OnLostServiceSession
 from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
@@ -55,7 +56,7 @@ from chatflow.running.asked import (
     check_seconds_or_none,
     checked_metadata,
 )
-from chatflow.running.asking import Asking, OnLostServiceSession
+from chatflow.running.asking import Asking
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.providing import Providing
 from chatflow.running.slots import TurnSlots, give_back_slots

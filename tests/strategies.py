@@ -319,6 +319,9 @@ def sessions(draw: st.DrawFn) -> AgentSession:
         service=draw(st.none() | service_sessions),
         expires_after=draw(st.none() | st.floats(1e-6, 1e9) | st.integers(1, 10**9).map(float)),
     )
+    if begun.service is not None:
+        seen = draw(st.integers(0, begun.history.body_length))
+        begun = attrs.evolve(begun, service=attrs.evolve(begun.service, seen=seen))
     session = kind.__new__(kind)
     session.keep_alone(Key(draw(st.just("") | names), draw(names)), begun, None)
     session.metadata.update(draw(changes))

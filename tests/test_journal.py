@@ -104,7 +104,8 @@ def test_journal_by_iteration() -> None:
             Entry(iteration=1, message=second),
         ]
     )
-    assert (journal.called(0), journal.called(1), journal.called(2)) == (first, second, None)
+    called = [journal.called(iteration) for iteration in range(3)]
+    assert [None if each is None else each.message for each in called] == [first, second, None]
     assert list(journal.returned(0)) == [1, 0]
     assert journal.returned(1) == journal.returned(2) == {}
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from chatflow.core.agent import Agent
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, RunContext
-from chatflow.core.service import SERVICE_KEY, ServiceSession
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.engines.common_form import PROVIDER_KEY
@@ -235,19 +234,6 @@ async def test_marks_are_not_sent() -> None:
     sent = to_litellm_messages(engine.requests[0].messages, "openai/test")
     assert "chatflow_" not in repr([sent, to_input(engine.requests[0].messages, "openai/test")])
     assert {"role": "assistant", "content": "noted", "reasoning": "hm"} in sent
-
-
-@pytest.mark.parametrize("store", [False, True])
-async def test_message_of_a_services_session(*, store: bool) -> None:
-    """A message that came from a service's session is added without it, and the conversation goes on without one."""
-    theirs = Message(Role.MODEL, "noted", extra={SERVICE_KEY: ServiceSession("theirs").to_data(), "other": 1})
-    engine = ScriptedEngine(["one"])
-    agent = agent_with(Scripted("a", before=adding(user("context"), theirs, store=store)))
-    runner = Runner(agent, engine=engine)
-    await runner.run_async("s", "hi")
-    added = engine.requests[0].messages[2]
-    assert added.extra == {"other": 1, ADDED_BY_KEY: "a"}
-    assert (await session_of(runner)).service_session_id is None
 
 
 @pytest.mark.parametrize(

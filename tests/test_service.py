@@ -7,27 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatflow.core.codec import message_from_json, message_to_json, values_from_json, values_to_json
-from chatflow.core.messages import Message, Role
-from chatflow.core.service import SERVICE_KEY, ServiceSession, id_key, service_session_of, unseen
+from chatflow.core.codec import entry_from_json, entry_to_json, values_from_json, values_to_json
+from chatflow.core.journal import Entry
+from chatflow.core.messages import Message, Role, ToolCall, ToolResult
+from chatflow.core.prompt import INTERRUPTED
+from chatflow.core.service import ServiceSession, ServiceStep, id_key
+from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.values import FrozenDict, thaw
-from chatflow.exceptions import UnstorableValueError
+from chatflow.exceptions import SessionFormatError, UnstorableValueError
+from tests.strategies import calls, histories, results, says
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 service_ids = st.one_of(names, st.dictionaries(names, st.one_of(names, st.integers(), st.none()), min_size=1))
-sessions = st.builds(ServiceSession, service_ids, st.none() | names, st.none() | names)
+sessions = st.builds(ServiceSession, service_ids, st.none() | names, st.none() | names, st.integers(0, 2**40))
+steps = st.builds(ServiceStep, sessions, st.none() | names, st.integers(0, 9))
 
 
-def reply(session: ServiceSession, text: str = "yes") -> Message:
-    """A model's message that came from that session."""
-    return Message(Role.MODEL, text, extra={SERVICE_KEY: session.to_data()})
-
-
-@given(sessions)
-def test_comes_back_from_text(session: ServiceSession) -> None:
-    """A service's session comes back equal from its stored form, and from a message that carries it."""
+@given(sessions, steps)
+def test_comes_back_from_text(session: ServiceSession, step: ServiceStep) -> None:
+    """A service's session comes back equal from its stored form, and so does a step from a journal."""
     assert ServiceSession.from_data(values_from_json(values_to_json(session.to_data()))) == session
-    assert service_session_of(message_from_json(message_to_json(reply(session)))) == session
+    entry = Entry(iteration=0, message=says(Role.MODEL, "hi"), service=step)
+    assert entry_from_json(entry_to_json(entry)) == entry
 
 
 @given(service_ids, service_ids)
@@ -42,18 +43,10 @@ def test_key_and_order() -> None:
     assert id_key('{"contextId":"c"}') != id_key({"contextId": "c"})
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=6), st.integers(0, 2))
-def test_unseen_is_what_follows(script: list[tuple[bool, int]], asked: int) -> None:
-    """What a service has not seen are the messages after the last one that it made in that session."""
-    known = [ServiceSession(f"resp_{number}") for number in range(3)]
-    history = [
-        reply(known[number]) if is_reply else Message(Role.USER, str(position))
-        for position, (is_reply, number) in enumerate(script)
-    ]
-    made = [position for position, (is_reply, number) in enumerate(script) if is_reply and number == asked]
-    expected = tuple(history[made[-1] + 1 :]) if made else None
-    assert unseen(history, known[asked]) == expected
-    assert unseen(history, attrs.evolve(known[asked], agent_name="whoever")) == expected
+def test_found_once_it_was_used() -> None:
+    """An id that no engine has used yet is not one to be found by: nobody has said that it is anybody's."""
+    assert ServiceSession("resp_1").key is None
+    assert ServiceSession("resp_1", service="openai").key == id_key("resp_1")
 
 
 @pytest.mark.parametrize("empty", ["", {}])
@@ -72,28 +65,26 @@ def test_wrong_id_is_refused() -> None:
         ServiceSession({"task": object()})
 
 
+SESSION: Any = {"id": "a", "agent_name": None, "service": None, "seen": 0}
+
+
 @pytest.mark.parametrize(
     "data",
-    [
-        None,
-        [],
-        {},
-        {"id": "a"},
-        {"id": 1, "agent_name": None, "service": None},
-        {"id": "a", "agent_name": 1, "service": None},
-    ],
+    [None, [], {}, {"id": "a"}, {**SESSION, "id": 1}, {**SESSION, "service": 1}, {**SESSION, "seen": -1}],
 )
 def test_other_data(data: Any) -> None:
-    """What is no form of a service's session is refused, and under our key in a message is none."""
+    """What is no form of a service's session is refused."""
     with pytest.raises(TypeError):
         ServiceSession.from_data(data)
-    assert service_session_of(Message(Role.MODEL, "hi", extra={SERVICE_KEY: data})) is None
 
 
-def test_only_models_speak_for_a_service() -> None:
-    """A user's message carries no service's session, whatever it holds."""
-    session = ServiceSession("resp_1")
-    assert service_session_of(Message(Role.USER, "hi", extra={SERVICE_KEY: session.to_data()})) is None
+@pytest.mark.parametrize("change", [{"after": 1}, {"new": True}, {"session": None}, {"more": 1}])
+def test_other_step(change: Any) -> None:
+    """A journal's line with what is no step is refused as a whole."""
+    data = {"session": SESSION, "after": None, "new": 1, **change}
+    text = '{"iteration":0,"service":' + values_to_json(FrozenDict(data)) + "}"
+    with pytest.raises(SessionFormatError):
+        entry_from_json(text)
 
 
 def test_frozen() -> None:
@@ -104,3 +95,76 @@ def test_frozen() -> None:
     assert session.id == {"contextId": "c", "taskId": "t"}
     assert isinstance(session.id, FrozenDict)
     assert thaw(session.id) == {"contextId": "c", "taskId": "t"}
+
+
+# --- what is sent ------------------------------------------------------------------------------------------------
+
+
+def sent(history: list[Message], seen: int) -> list[Any]:
+    """What a service is sent, in short."""
+    return [
+        message.text or [(result.tool_call_id, result.content) for result in message.tool_results] or message.role
+        for message in to_service_prompt(history, seen).messages
+    ]
+
+
+@given(histories(), st.integers(0, 16))
+def test_valid_for_a_service_that_keeps_the_rest(history: list[Message], seen: int) -> None:
+    """Each call that the service has made last is answered once, first, and under its own id; then come valid pairs."""
+    bodies = [message for message in history if message.role is not Role.SYSTEM]
+    seen = max((n for n in range(min(seen, len(bodies)) + 1) if not n or bodies[n - 1].role is Role.MODEL), default=0)
+    prompt = to_service_prompt(bodies, seen, "Be brief.")
+    assert prompt.messages[0] == attrs.evolve(prompt.messages[0], role=Role.SYSTEM, content="Be brief.")
+    rest = list(prompt.messages[1:])
+    asked = bodies[seen - 1].tool_calls if seen else ()
+    if asked:
+        assert [result.tool_call_id for result in rest[0].tool_results] == [call.id for call in asked]
+        del rest[0]
+    for position, message in enumerate(rest):
+        if message.tool_calls:
+            answers = rest[position + 1].tool_results
+            assert [result.tool_call_id for result in answers] == [call.id for call in message.tool_calls]
+        elif message.role is Role.TOOL:
+            assert rest[position - 1].tool_calls
+    new_users = [message for message in bodies[seen:] if message.role is Role.USER and message.text.strip()]
+    assert [message for message in rest if message in new_users] == new_users
+
+
+def test_results_of_the_last_calls() -> None:
+    """Results of the service's last calls come first and under its own ids, also where it uses an id again."""
+    used_before = [says(Role.USER, "one"), calls("c1"), results("c1"), says(Role.MODEL, "hm")]
+    history = [*used_before, says(Role.USER, "two"), calls("c1", ""), results("c1", "")]
+    shown = sent(history, 6)
+    assert [each[0] for each in shown[0]] == ["c1", ""]
+    assert len(shown) == 1
+
+
+def test_call_without_a_result() -> None:
+    """A call of the service's that nobody has answered is answered as interrupted before what is new."""
+    history = [says(Role.USER, "one"), calls("c1"), says(Role.USER, "two")]
+    assert sent(history, 2) == [[("c1", INTERRUPTED)], "two"]
+
+
+def test_late_result() -> None:
+    """A result that comes after the service was told that there is none reaches it as text."""
+    late = Message(
+        Role.TOOL,
+        tool_results=[
+            ToolResult(tool_call_id="c1", name="look", content={"eta": "now"}),
+            ToolResult(tool_call_id="c2", name="look", content="soon"),
+        ],
+    )
+    called = Message(Role.MODEL, tool_calls=[ToolCall(id="c2", name="look")])
+    history = [says(Role.USER, "one"), calls("c1"), says(Role.USER, "two"), says(Role.MODEL, "hm"), called, late]
+    first, text = sent(history, 5)
+    assert first == [("c2", "soon")]
+    assert text == '(The result of an earlier call of the tool look has arrived only now: {"eta":"now"})'
+    again = [*history, says(Role.MODEL, "ok"), Message(Role.TOOL, tool_results=[late.tool_results[1]])]
+    assert sent(again, 7) == ["(The result of an earlier call of the tool look has arrived only now: soon)"]
+
+
+def test_nothing_seen() -> None:
+    """A service that has seen nothing is sent everything, as a prompt of its own."""
+    history = [says(Role.SYSTEM, "Be brief."), says(Role.USER, "one"), calls("c1"), results("c1")]
+    assert sent(history, 1)[:2] == ["Be brief.", "one"]
+    assert len(sent(history, 1)) == 4

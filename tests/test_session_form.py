@@ -79,7 +79,7 @@ def test_form_of_a_new_session() -> None:
     data = AgentSession("s", service_session_id={"contextId": "c"}).to_dict()
     assert data["active_agent_name"] is None
     assert data["max_turns"] == 40
-    assert data["service"] == {"id": {"contextId": "c"}, "agent_name": None, "service": None}
+    assert data["service"] == {"id": {"contextId": "c"}, "agent_name": None, "service": None, "seen": 0}
 
 
 @given(strategies.sessions())

@@ -114,19 +114,30 @@ HOSTILE: Final[dict[str, tuple[dict[Any, Any], str]]] = {
     "a system message among the others": ({"messages": [HI, HI | {"role": "system"}]}, "messages[1].role"),
     "a tool's message without results": ({"messages": [HI, TOOL]}, "messages[1]"),
     "a service that is none": ({"service": "resp_1"}, "service"),
-    "a service without an id": ({"service": {"agent_name": None, "service": None}}, "service.id"),
-    "an empty id of a service": ({"service": {"id": "", "agent_name": None, "service": None}}, "service.id"),
-    "a service's id that is a number": ({"service": {"id": 5, "agent_name": None, "service": None}}, "service.id"),
+    "a service without an id": ({"service": {"agent_name": None, "service": None, "seen": 0}}, "service.id"),
+    "an empty id of a service": ({"service": {"id": "", "agent_name": None, "service": None, "seen": 0}}, "service.id"),
+    "a service's id that is a number": (
+        {"service": {"id": 5, "agent_name": None, "service": None, "seen": 0}},
+        "service.id",
+    ),
     "a service's id with other keys": (
-        {"service": {"id": {MARK: "dict", "v": [[1, 1]]}, "agent_name": None, "service": None}},
+        {"service": {"id": {MARK: "dict", "v": [[1, 1]]}, "agent_name": None, "service": None, "seen": 0}},
         "service.id[1]",
     ),
     "a service's agent that is none": (
-        {"service": {"id": "r", "agent_name": 5, "service": None}},
+        {"service": {"id": "r", "agent_name": 5, "service": None, "seen": 0}},
         "service.agent_name",
     ),
+    "a service that has seen too much": (
+        {"service": {"id": "r", "agent_name": None, "service": None, "seen": 10**6}},
+        "service.seen",
+    ),
+    "a service that has seen half a message": (
+        {"service": {"id": "r", "agent_name": None, "service": None, "seen": 0.5}},
+        "service.seen",
+    ),
     "an unknown field of a service": (
-        {"service": {"id": "r", "agent_name": None, "service": None, "key": "sk-"}},
+        {"service": {"id": "r", "agent_name": None, "service": None, "seen": 0, "key": "sk-"}},
         "service.key",
     ),
     "an owner that is none": ({"owner": 5}, "owner"),
@@ -223,7 +234,7 @@ def test_owner() -> None:
     [
         ({"owner": "alice"}, "owner"),
         ({"metadata": {}}, "metadata"),
-        ({"service": {"id": "resp_1", "agent_name": None, "service": None}}, "service"),
+        ({"service": {"id": "resp_1", "agent_name": None, "service": None, "seen": 0}}, "service"),
         ({"state": {"a": 1, "_a": 1}}, "state._a"),
         ({"messages": [HI | {"role": "system"}, HI]}, "messages[0].role"),
         ({"messages": [HI, HI | {"extra": {"a": 1}}]}, "messages[1].extra"),

@@ -15,11 +15,10 @@ from chatflow.exceptions import HandoffError, ToolError, shorten
 if TYPE_CHECKING:
     from chatflow.core.engine import Engine
     from chatflow.core.messages import AgentResponse
-    from chatflow.core.service import ServiceSessionId
+    from chatflow.core.service import OnLostServiceSession, ServiceSessionId
     from chatflow.core.session import AgentSession, SessionContext
     from chatflow.core.store import BaseSessionStore
     from chatflow.runner import Runner
-    from chatflow.running.asking import OnLostServiceSession
     from chatflow.running.stream import RunStream
 
 _Text: TypeAlias = str | Awaitable[str]

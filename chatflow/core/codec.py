@@ -31,6 +31,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.service import ServiceStep
 from chatflow.core.values import FrozenDict, freeze, freeze_mapping, join
 from chatflow.exceptions import SessionFormatError, UnstorableValueError, shorten
 
@@ -119,6 +120,15 @@ def _read_timestamp(value: Any, _: Any) -> dt.datetime:
     return stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=dt.UTC)
 
 
+def _write_step(step: ServiceStep | None) -> Any:
+    return None if step is None else encode(step.to_data())
+
+
+def _read_step(value: Any, _: Any) -> ServiceStep | None:
+    found = decode(value)
+    return None if found is None else ServiceStep.from_data(freeze(found, "service"))
+
+
 _VALUE: Final = override(unstruct_hook=encode, struct_hook=_read_value)
 """A field that holds any value `freeze` accepts; what it must be is checked by the class, whoever makes one."""
 
@@ -159,7 +169,12 @@ _register(
     # Frozen when it is read, since no class does it: it becomes a value of the session's as it is.
     value=override(unstruct_hook=encode, struct_hook=lambda value, _: freeze(decode(value), "value")),
 )
-_register(Entry, iteration=override(struct_hook=_read_count), index=override(struct_hook=_read_count))
+_register(
+    Entry,
+    iteration=override(struct_hook=_read_count),
+    service=override(unstruct_hook=_write_step, struct_hook=_read_step),
+    index=override(struct_hook=_read_count),
+)
 
 _FIELDS: Final = {kind: {field.name for field in attrs.fields(kind)} for kind in (Message, ToolCall, ToolResult)}
 

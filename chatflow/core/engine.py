@@ -99,5 +99,10 @@ def stream_of(engine: Engine) -> Callable[[EngineRequest], AsyncGenerator[ReplyP
 
 def service_of(engine: Engine, agent: Agent) -> str | None:
     """The service that would keep the conversation, None for an engine that has none."""
-    ask: Callable[[Agent], str] | None = getattr(engine, "service_of", None)
-    return None if ask is None else ask(agent)
+    ask: Callable[[Agent], object] | None = getattr(engine, "service_of", None)
+    if ask is None:
+        return None
+    name = ask(agent)
+    if not isinstance(name, str):
+        raise TypeError(f"{type(engine).__name__}.service_of() must return a service's name, not {type(name).__name__}")
+    return name

@@ -15,6 +15,7 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.journal import Deed, recording
+from chatflow.core.line import Line
 from chatflow.core.membership import open_turns, refuse_left_over
 from chatflow.core.pruning import Window
 from chatflow.core.records import Key, Known, NewSession, Snapshot
@@ -34,6 +35,9 @@ class Checkpoint:
     snapshot: Snapshot
     turn: Turn | None = attrs.field(repr=False)
     """The turn it was taken in, and is good for; None outside."""
+    key: Key
+    line: Line = attrs.field(repr=False)
+    """Of the storage that it was taken in: numbers of commits mean something there alone."""
     committed: Known = attrs.field(repr=False)
     """Outside a turn, the commit it is good for: the running task's own operations carry it along."""
     task: weakref.ref[asyncio.Task[Any]] | None = attrs.field(repr=False)
@@ -167,9 +171,9 @@ class Handle:
             return
         if front_stays is None:
             both_empty = not before.history.body_length and not snapshot.history.body_length
-            front_stays = not before.session_key or (
-                (both_empty or snapshot.start == before.start)
-                and snapshot.history.system_count == before.history.system_count
+            # Whoever has read nothing yet knows no length of the history.
+            front_stays = (both_empty or (bool(before.session_key) and snapshot.start == before.start)) and (
+                snapshot.history.system_count == before.history.system_count
             )
         self._reshaped = self._reshaped or not front_stays
         self.new = None

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import attrs
 
 from chatflow.core.messages import Handoff, Message, ToolResult
+from chatflow.core.service import ServiceStep
 
 Done = Literal["set", "remove", "agent", "add", "clear", "drop", "mark", "restore"]
 
@@ -39,10 +40,14 @@ class Deed:
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """A line of the journal, of the turn's *iteration*: a model's *message* with calls, or what call *index* led to."""
+    """A line of the journal, of the turn's *iteration*: a model's *message* with calls, or what call *index* led to.
+
+    *service* is what the message has made of a service's session, where one keeps the history.
+    """
 
     iteration: int
     message: Message | None = None
+    service: ServiceStep | None = None
     index: int | None = None
     result: ToolResult | None = None
     handoff: Handoff | None = None
@@ -78,16 +83,16 @@ class Journal:
     """The journal of one turn, as it was found: what was called in each iteration, and what that led to."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._called: dict[int, Message] = {}
+        self._called: dict[int, Entry] = {}
         self._returned: dict[int, dict[int, Entry]] = {}
         for entry in entries:
             if entry.message is not None:
-                self._called[entry.iteration] = entry.message
+                self._called[entry.iteration] = entry
             elif entry.index is not None:
                 self._returned.setdefault(entry.iteration, {})[entry.index] = entry
 
-    def called(self, iteration: int) -> Message | None:
-        """The model's message of that iteration, if it has been noted."""
+    def called(self, iteration: int) -> Entry | None:
+        """The line with the model's message of that iteration, if it has been noted."""
         return self._called.get(iteration)
 
     def returned(self, iteration: int) -> dict[int, Entry]:

@@ -121,7 +121,8 @@ class MemorySessions:
         if snapshot.expires_after is not None:
             self._expiring[session.key] = session
         service = snapshot.service
-        self._note_service(session, None if service is None else (session.key.owner, service.key))
+        key = None if service is None else service.key
+        self._note_service(session, None if key is None else (session.key.owner, key))
         return session.snapshot
 
     def _note_service(self, session: Conversation, place: tuple[str, str] | None) -> None:

@@ -45,7 +45,7 @@ class Prompt:
     repairs: tuple[str, ...] = ()
 
 
-def to_prompt(history: Sequence[Message], instructions: str | None = None) -> Prompt:
+def to_prompt(history: Sequence[Message], instructions: str | None = None, *, numbered_from: int = 0) -> Prompt:
     """What a model is sent of *history*, after the active agent's *instructions*.
 
     Any list of messages will do, pruned or not. A result belongs to the call that pruning says it belongs to. Of
@@ -54,6 +54,7 @@ def to_prompt(history: Sequence[Message], instructions: str | None = None) -> Pr
     and a model's message keeps all its calls in order, so that what a provider said about each stays with it.
 
     A history that ends with a model's words ends so here too. Without a user message only system messages are sent.
+    *numbered_from* is the place that the first message has for repairs.
     """
     prompt = _Draft(history)
     if instructions is not None and instructions.strip():
@@ -63,7 +64,7 @@ def to_prompt(history: Sequence[Message], instructions: str | None = None) -> Pr
     repairs = sorted(prompt.repairs, key=lambda repair: repair[0])
     return Prompt(
         (*prompt.systems, *prompt.body),
-        tuple(f"message {position}: {what}" for position, what in repairs),
+        tuple(f"message {position + numbered_from}: {what}" for position, what in repairs),
     )
 
 

@@ -10,7 +10,6 @@ import attrs
 
 from chatflow.core.handoffs import handoff_tool_name
 from chatflow.core.messages import AgentResponse, Message
-from chatflow.core.service import SERVICE_KEY
 from chatflow.core.state import Namespace
 from chatflow.core.tools import Tool, to_tool
 from chatflow.exceptions import ToolError, shorten
@@ -245,6 +244,5 @@ class RunContext:
 
 
 def added_by(provider: str, message: Message) -> Message:
-    """*message* as one that *provider* has added. Nothing of a service's session that it may have come from stays."""
-    extra = {name: value for name, value in message.extra.items() if name != SERVICE_KEY}
-    return attrs.evolve(message, extra={**extra, ADDED_BY_KEY: provider})
+    """*message* as one that *provider* has added."""
+    return attrs.evolve(message, extra={**message.extra, ADDED_BY_KEY: provider})

@@ -286,6 +286,7 @@ class AgentSession(Handle):
             state=FrozenDict(self.values("state")),
             max_turns=self.max_turns,
             history=self.history,
+            start=self.committed.start if working is None else working.start,
             service=self.committed.service if working is None else working.service,
         )
         return to_data(self.key, seen, for_client=for_client)
@@ -388,16 +389,24 @@ class AgentSession(Handle):
             pass
 
     def checkpoint(self) -> Checkpoint:
-        """A token for `rollback_to`: this moment's history, agent, metadata and state."""
-        turn = self.member_turn
+        """A token for `rollback_to`: this moment's history, agent, metadata and state.
+
+        Raises:
+            SessionConflictError: Outside a turn, of a session that has yet to read what is stored, or to create it.
+        """
+        turn, line = self.member_turn, self.store.line
         if turn is not None:
-            return Checkpoint(turn.working.mark(), turn, turn.working.base.known, None)
+            return Checkpoint(turn.working.mark(), turn, self.key, line, turn.working.base.known, None)
+        if self.known is None:
+            raise SessionConflictError(
+                session_id=self.session_id, reason="nothing of it has been read yet that one could go back to"
+            )
         snapshot = attrs.evolve(
             self.committed,
             metadata=freeze_mapping(self.values("metadata"), "metadata"),
             state=freeze_mapping(self.values("state"), "state"),
         )
-        token = Checkpoint(snapshot, None, self.committed.known, current_task())
+        token = Checkpoint(snapshot, None, self.key, line, self.committed.known, current_task())
         if self._checkpoints is None:
             self._checkpoints = weakref.WeakSet()
         self._checkpoints.add(token)
@@ -430,7 +439,11 @@ class AgentSession(Handle):
     def _refuse_stale(self, checkpoint: Checkpoint, working: Working) -> None:
         if checkpoint.turn is not None and checkpoint.turn is not self.member_turn:
             raise SessionConflictError(session_id=self.session_id, reason="the checkpoint is of a turn that has ended")
-        if checkpoint.committed != working.base.known and checkpoint.committed.session_key:
+        if checkpoint.key != self.key or checkpoint.line is not self.store.line:
+            raise SessionConflictError(
+                session_id=self.session_id, reason="the checkpoint is of another conversation, or of another store"
+            )
+        if checkpoint.committed != working.base.known:
             raise SessionConflictError(
                 session_id=self.session_id, reason="another turn has committed since the checkpoint was taken"
             )

@@ -9,7 +9,8 @@ Form 1 is an object of these fields:
 - ``expires_after``: seconds without a commit, where there is a limit;
 - ``metadata`` and ``state``: values as `envelopes` writes them;
 - ``messages``: each as `codec` writes it;
-- ``service``, where a service keeps the history: its ``id``, and the names of the agent and the service;
+- ``service``, where a service keeps the history: its ``id``, the names of the agent and the service, and how many
+  messages it has ``seen``, system messages aside;
 - ``for_client``: true in a form without what is no client's business, and only there.
 
 A field that is not known is refused, in a message too: a later form has another number.
@@ -70,12 +71,17 @@ def to_data(key: Key, snapshot: Snapshot, *, for_client: bool) -> dict[str, Any]
             for message in snapshot.history
             if not (for_client and message.role is Role.SYSTEM)
         ],
-        "service": None if service is None else {name: encode(value) for name, value in service.to_data().items()},
+        "service": None if service is None else _service_to_data(service, snapshot.start),
         "for_client": for_client,
     }
     left_out = {name for name in ("owner", "expires_after", "service", "for_client") if not data[name]}
     left_out.update(_NOT_FOR_CLIENTS if for_client else ())
     return {name: value for name, value in data.items() if name not in left_out}
+
+
+def _service_to_data(service: ServiceSession, start: int) -> dict[str, Any]:
+    seen = attrs.evolve(service, seen=max(0, service.seen - start))
+    return {name: encode(value) for name, value in seen.to_data().items()}
 
 
 def _message_to_data(message: Message, *, for_client: bool) -> dict[str, Any]:
@@ -167,6 +173,7 @@ def _refuse_others(fields: dict[str, Any], owner: str, *, is_client: bool) -> No
 
 
 def _read_snapshot(fields: dict[str, Any], *, is_client: bool) -> Snapshot:
+    history = _read_messages(fields["messages"], is_client=is_client)
     return attrs.evolve(
         NOTHING_SEEN,
         agent_name="" if fields["active_agent_name"] is None else _read_text(fields, "active_agent_name"),
@@ -174,8 +181,8 @@ def _read_snapshot(fields: dict[str, Any], *, is_client: bool) -> Snapshot:
         expires_after=_read_expires_after(fields["expires_after"]) if "expires_after" in fields else None,
         metadata=FrozenDict() if is_client else _read_values(fields, "metadata"),
         state=_read_state(fields, is_client=is_client),
-        service=_read_service(fields["service"]) if "service" in fields else None,
-        history=_read_messages(fields["messages"], is_client=is_client),
+        service=_read_service(fields["service"], history.body_length) if "service" in fields else None,
+        history=history,
     )
 
 
@@ -225,11 +232,11 @@ def _read_state(fields: dict[str, Any], *, is_client: bool) -> FrozenDict:
     return state
 
 
-def _read_service(value: Any) -> ServiceSession:
+def _read_service(value: Any, most: int) -> ServiceSession:
     if not isinstance(value, dict):
         raise SessionFormatError(path="service", reason=f"an object is needed here, not {type(value).__name__}")
     fields = cast("dict[str, Any]", value)
-    known = ("id", "agent_name", "service")
+    known = ("id", "agent_name", "service", "seen")
     unknown = next((name for name in fields if name not in known), None)
     if unknown is not None:
         raise SessionFormatError(path=step("service", unknown), reason="a service's session has no such field")
@@ -241,6 +248,9 @@ def _read_service(value: Any) -> ServiceSession:
         if not isinstance(read[name], str | None):
             reason = f"text or null is needed here, not {type(read[name]).__name__}"
             raise SessionFormatError(path=f"service.{name}", reason=reason)
+    if type(read["seen"]) is not int or not 0 <= read["seen"] <= most:
+        reason = f"it must be a number of messages from 0 to {most}, not {shorten(read['seen'])}"
+        raise SessionFormatError(path="service.seen", reason=reason)
     try:
         return ServiceSession(**read)
     except UnstorableValueError as error:

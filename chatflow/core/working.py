@@ -13,7 +13,7 @@ from chatflow.core.journal import Deed, record
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
-from chatflow.core.service import service_session_of, unseen
+from chatflow.core.service import ServiceSession, ServiceStep, id_key
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 
@@ -133,8 +133,34 @@ class Working:
                 shorten(session_id),
                 message.role.value,
             )
-        self.service = service_session_of(message) or self.service
         record(self, Deed(what="add", message=message))
+
+    def go_on_at_service(self, session: ServiceSession) -> None:
+        """Note the session that a service's reply has come to, which is the last message now."""
+        self.service = attrs.evolve(session, seen=self.window.end)
+
+    def resumes(self, step: ServiceStep) -> bool:
+        """Whether a reply that was noted as *step*, and is to be added now, is still what the service would go on from.
+
+        Others may have committed since it was made.
+        """
+        after = None if self.service is None else id_key(self.service.id)
+        return after == step.after and self.unseen == step.new
+
+    @property
+    def unseen(self) -> int:
+        """How many messages of the history the service has not seen; system messages aside."""
+        return self.history.body_length - self.seen
+
+    @property
+    def seen(self) -> int:
+        """How many messages of the history the service has seen, from its front; system messages aside."""
+        return 0 if self.service is None else max(0, self.service.seen - self.start)
+
+    @property
+    def start(self) -> int:
+        """The position of the first message of the history after the system messages."""
+        return self.window.end - self.history.body_length
 
     def clear(self) -> None:
         """Remove all messages. A service would remember them, so that what follows begins a new session there."""
@@ -238,13 +264,8 @@ class Working:
             window.add(message)
         self.window = window
         self._restored = True
-        self._go_back_at_service()
-
-    def _go_back_at_service(self) -> None:
-        """Go on from the service's message that now stands last, where the one that its session had come to is gone."""
-        history = self.window.history()
-        if self.service is not None and unseen(history, self.service) is None:
-            self.service = next(filter(None, map(service_session_of, reversed(history))), None)
+        if self.service is not None and self.service.seen > window.end:
+            self.service = None  # it would remember what is gone here
 
     @property
     def front_stays(self) -> bool:
@@ -268,8 +289,10 @@ class Working:
         base = self.base
         self.window.trim(self.max_turns)
         history = self.window.history()
-        base_end, system_end = base.end, base.system_end
+        base_end, system_end, service = base.end, base.system_end, self.service
         replace = not self._continues(history)
+        if replace and service is not None:
+            service = attrs.evolve(service, seen=base_end + max(0, service.seen - self.window.start))
         if replace:
             # New positions, past all that were given out: a row's position never means two messages.
             start, system_start = base_end, system_end
@@ -289,7 +312,7 @@ class Working:
             snapshot=attrs.evolve(
                 base,
                 agent_name=self.agent_name,
-                service=self.service,
+                service=service,
                 metadata=metadata,
                 state=state,
                 history=history,
@@ -308,7 +331,7 @@ class Working:
             systems=systems,
             drop_before=start if start > base.start and not replace else None,
             replace=replace,
-            changes_service=self.service != base.service,
+            changes_service=service != base.service,
             claim=claim,
             response=response,
         )

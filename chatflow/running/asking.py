@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import logging
-from itertools import takewhile
-from typing import Final, Literal
-
-import attrs
+from typing import Final
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
 from chatflow.core.events import Report, TextDelta
-from chatflow.core.messages import Message, Role
 from chatflow.core.prompt import to_prompt
-from chatflow.core.service import SERVICE_KEY, ServiceSession, unseen
+from chatflow.core.service import OnLostServiceSession, ServiceSession, ServiceStep, id_key
+from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
-from chatflow.core.values import FrozenDict
 from chatflow.exceptions import EngineError, ServiceSessionLostError, SessionError, shorten
 from chatflow.running.contents import Contents
 from chatflow.running.pieces import joined
 
 logger = logging.getLogger("chatflow.runner")
-
-OnLostServiceSession = Literal["raise", "replay"]
 
 
 class Asking:
@@ -40,41 +34,62 @@ class Asking:
 
     async def ask(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], family: frozenset[str]
-    ) -> EngineReply:
-        """Ask a model once; *family* are the names of the agents that a service's session may belong to."""
-        session, agent = self._turn.session, contents.run.agent
-        kept = self._turn.working.service
-        if kept is not None:
-            self._refuse_choice(agent)
-        prompt = to_prompt(await contents.messages(), await contents.instructions())
-        self._log(prompt.repairs)
-        asked = EngineRequest(agent=agent, messages=prompt.messages, tools=tools)
+    ) -> tuple[EngineReply, ServiceStep | None]:
+        """Ask a model once, and say what that has made of a service's session, if one keeps the history.
+
+        *family* are the names of the agents that the session may belong to.
+        """
+        agent, instructions = contents.run.agent, await contents.instructions()
+        working = self._turn.working
+        kept = working.service
         if kept is None:
-            reply = await self._generate(engine, asked)
-            if reply.service_session_id is not None:
-                self._refuse_choice(agent)
-            return self._marked(reply, agent, engine, None)
+            reply = await self._ask_anew(contents, engine, tools, instructions)
+            return reply, self._step(reply, engine, agent, None, working.unseen)
+        self._refuse_choice(agent)
         self._refuse_other(kept, agent, engine, family)
-        known_there = attrs.evolve(asked, messages=self._new_to(kept, prompt.messages), service_session_id=kept.id)
+        messages, seen = contents.unseen()
+        self._refuse_unknown(kept)
+        prompt = to_service_prompt(messages, seen, instructions)
+        self._log(prompt.repairs)
+        new = working.unseen
+        request = EngineRequest(agent=agent, messages=prompt.messages, tools=tools, service_session_id=kept.id)
         try:
-            return self._marked(await self._generate(engine, known_there), agent, engine, kept)
+            reply = await self._generate(engine, request)
         except ServiceSessionLostError as error:
             if self._on_lost == "raise":
                 raise
             logger.warning(
                 "session %s: %s; a new one begins with the local copy of the history",
-                shorten(session.session_id),
+                shorten(self._turn.session.session_id),
                 error,
             )
-        reply = self._marked(
-            await self._generate(engine, attrs.evolve(asked, keep_at_service=True)), agent, engine, None
-        )
+            return await self._replay(contents, engine, tools, instructions)
+        return reply, self._step(reply, engine, agent, kept, new)
+
+    async def _ask_anew(
+        self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str, *, keep: bool = False
+    ) -> EngineReply:
+        """Ask with all of the history; *keep* has the service begin a session with it."""
+        prompt = to_prompt(await contents.messages(), instructions)
+        self._log(prompt.repairs)
+        agent = contents.run.agent
+        request = EngineRequest(agent=agent, messages=prompt.messages, tools=tools, keep_at_service=keep)
+        reply = await self._generate(engine, request)
+        if reply.service_session_id is not None:
+            self._refuse_choice(agent)
+        return reply
+
+    async def _replay(
+        self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str
+    ) -> tuple[EngineReply, ServiceStep | None]:
+        agent, new = contents.run.agent, self._turn.working.unseen
+        reply = await self._ask_anew(contents, engine, tools, instructions, keep=True)
         if reply.service_session_id is None:
             raise EngineError(
                 f"{type(engine).__name__} was to begin a new session at its service and gave no id of one",
                 model=agent.model,
             )
-        return reply
+        return reply, self._step(reply, engine, agent, None, new)
 
     async def _generate(self, engine: Engine, request: EngineRequest) -> EngineReply:
         report, in_pieces = self._report, stream_of(engine)
@@ -110,7 +125,7 @@ class Asking:
 
     def _refuse_other(self, kept: ServiceSession, agent: Agent, engine: Engine, family: frozenset[str]) -> None:
         session_id = self._turn.session.session_id
-        if kept.agent_name is not None and kept.agent_name not in family:
+        if not kept.is_for(family):
             raise SessionError(
                 f"session {shorten(session_id)}: its service's session was given to agent {shorten(kept.agent_name)},"
                 f" which agent {shorten(agent.name)} is no colleague of; use that agent, or begin a new session",
@@ -130,25 +145,29 @@ class Asking:
                 session_id=session_id,
             )
 
-    def _new_to(self, kept: ServiceSession, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """What the service is sent: the system messages, and what it has not seen yet."""
-        new = unseen(messages, kept)
-        if new is not None:
-            return (*takewhile(lambda message: message.role is Role.SYSTEM, messages), *new)
-        base = self._turn.working.base.history
-        if base.body_length and unseen(base, kept) is None:
+    def _refuse_unknown(self, kept: ServiceSession) -> None:
+        """Refuse an id that no engine has used yet beside a history that did not come from it."""
+        if kept.service is None and self._turn.working.base.history.body_length:
             session_id = self._turn.session.session_id
             raise SessionError(
                 f"session {shorten(session_id)} has both a service's session and a local history that did not come from"
                 " it; begin a new session for one of them",
                 session_id=session_id,
             )
-        return messages
 
-    def _marked(self, reply: EngineReply, agent: Agent, engine: Engine, kept: ServiceSession | None) -> EngineReply:
-        """The reply with the mark of the service that has made it, if one keeps the history."""
+    def _step(
+        self, reply: EngineReply, engine: Engine, agent: Agent, kept: ServiceSession | None, new: int
+    ) -> ServiceStep | None:
+        """What the reply has made of the session *kept*, or of none."""
         id_ = reply.service_session_id or (None if kept is None else kept.id)
         if id_ is None:
-            return reply
-        session = ServiceSession(id_, agent.name, service_of(engine, agent))
-        return attrs.evolve(reply, extra=FrozenDict({**reply.extra, SERVICE_KEY: session.to_data()}))
+            return None
+        service = service_of(engine, agent)
+        if service is None:
+            name = type(engine).__name__
+            raise TypeError(
+                f"{name} gave a service_session_id and does not say of which service: it needs a method"
+                " service_of(agent) that returns the service's name"
+            )
+        after = None if kept is None else id_key(kept.id)
+        return ServiceStep(ServiceSession(id_, agent.name, service), after, new)

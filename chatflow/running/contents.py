@@ -54,6 +54,20 @@ class Contents:
         at = self._place(own)
         return [*before, *systems, *own[:at], *others, *own[at:]]
 
+    def unseen(self) -> tuple[Sequence[Message], int]:
+        """The same where a service keeps the history, and how many of these messages the service has seen.
+
+        What was added is sent once: with the first request of its agent in this turn.
+        """
+        history, seen = self.run.session.history, self.turn.working.seen
+        own = [message for message in self.run.split_history()[1] if message.role is not Role.SYSTEM]
+        body = list(history.body_from(0))
+        added = self.run.messages
+        place = len(body) - len(own) + self._place(own)
+        others = [message for message in added if message.role is not Role.SYSTEM] if place >= seen else []
+        systems = [*history.systems_from(0), *(message for message in added if message.role is Role.SYSTEM)]
+        return [*systems, *body[:place], *others, *body[place:]], len(systems) + seen
+
     def _place(self, own: Sequence[Message]) -> int:
         """Where among the turn's *own* messages the added ones stand."""
         places = {id(message): place for place, message in enumerate(own)}

@@ -14,6 +14,7 @@ from chatflow.core.engine import Engine, EngineReply
 from chatflow.core.events import HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
+from chatflow.core.service import ServiceStep
 from chatflow.core.session import AgentSession
 from chatflow.core.turn import Turn
 from chatflow.engines.litellm import LiteLLMEngine
@@ -98,25 +99,29 @@ class Loop:
             called = journal.called(iteration)
             agent = self._agent_of(called)
             if called is not None:
-                if called.text:
-                    self._tell(TextDelta(called.text, agent.name))
-                await self._act(agent, called, iteration, journal.returned(iteration))
+                assert called.message is not None
+                if called.message.text:
+                    self._tell(TextDelta(called.message.text, agent.name))
+                await self._act(agent, called, called.message, journal.returned(iteration))
                 continue
-            reply = await self._ask(agent)
+            reply, service = await self._ask(agent)
             if not reply.tool_calls:
-                return await self._finish(agent, reply, "answer")
-            await self._act(agent, _calls(agent, reply), iteration, None)
+                return await self._finish(agent, reply, service, "answer")
+            message = _calls(agent, reply)
+            await self._act(agent, Entry(iteration=iteration, message=message, service=service), message, None)
         agent = self._active_agent()
         logger.warning(
             "session %s: the model asked for tools %d times in a row; it is asked once more without them",
             shorten(self.session.session_id),
             self.max_tool_iterations,
         )
-        return await self._finish(agent, await self._ask(agent, with_tools=False), "tool_limit")
+        reply, service = await self._ask(agent, with_tools=False)
+        return await self._finish(agent, reply, service, "tool_limit")
 
-    def _agent_of(self, called: Message | None) -> Agent:
-        """The agent that has said *called*, which an earlier attempt has noted; else the one that answers now."""
-        agent = None if called is None else self.registry.agents().get(called.agent_name or "")
+    def _agent_of(self, called: Entry | None) -> Agent:
+        """The agent that has said what *called* notes of an earlier attempt; else the one that answers now."""
+        message = None if called is None else called.message
+        agent = None if message is None else self.registry.agents().get(message.agent_name or "")
         return agent or self._active_agent()
 
     def _active_agent(self) -> Agent:
@@ -145,11 +150,14 @@ class Loop:
         if self.report is not None:
             self.report(event)
 
-    async def _say(self, message: Message) -> None:
+    async def _say(self, message: Message, service: ServiceStep | None = None) -> None:
+        """Add *message*, which has made *service* of a service's session, where one keeps the history."""
         await self.session.add_message(message)
         self.providing.said.append(message)
+        if service is not None:
+            self.turn.working.go_on_at_service(service.session)
 
-    async def _ask(self, agent: Agent, *, with_tools: bool = True) -> EngineReply:
+    async def _ask(self, agent: Agent, *, with_tools: bool = True) -> tuple[EngineReply, ServiceStep | None]:
         contents = await self.providing.prepare(agent)
         await self.slot.hold()
         await self.turn.look()  # nobody pays for an answer that would be thrown away
@@ -162,11 +170,13 @@ class Loop:
             self.usage = _sum(self.usage, usage)
             self._tell(UsageReported(usage))
 
-    async def _finish(self, agent: Agent, reply: EngineReply, stop_reason: StopReason) -> AgentResponse:
+    async def _finish(
+        self, agent: Agent, reply: EngineReply, service: ServiceStep | None, stop_reason: StopReason
+    ) -> AgentResponse:
         text = reply.text or ""
         message = Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra)
         self._count(message.usage)
-        await self._say(message)
+        await self._say(message, service)
         response = AgentResponse(
             content=text,
             active_agent_name=agent.name,
@@ -178,26 +188,29 @@ class Loop:
         await self.providing.succeed(response)
         return response
 
-    async def _act(self, agent: Agent, message: Message, iteration: int, ended: Mapping[int, Entry] | None) -> None:
+    async def _act(self, agent: Agent, called: Entry, message: Message, ended: Mapping[int, Entry] | None) -> None:
         """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
         self._count(message.usage)
         contents = await self.providing.prepare(agent)
-        await self._say(message)
+        service = called.service
+        if ended is not None and service is not None and not self.turn.working.resumes(service):
+            service = None  # others have gone on there: these calls are news to it
+        await self._say(message, service)
         self.called += [call.name for call in message.tool_calls]
         tools = {tool.name: tool for tool in contents.tools}
         keeps_journal = self.turn.claim is not None
         if keeps_journal and ended is None:
-            called = (tools.get(call.name) for call in message.tool_calls)
+            named = (tools.get(call.name) for call in message.tool_calls)
             # Before what must not be done twice, the note of it has to be on the disk.
-            durable = any(tool is not None and not tool.idempotent for tool in called)
-            await self.turn.note(Entry(iteration=iteration, message=message), durable=durable)
+            durable = any(tool is not None and not tool.idempotent for tool in named)
+            await self.turn.note(called, durable=durable)
         batch = Batch(
             session=self.session,
             agent=agent,
             tools=tools,
             message=message,
-            iteration=iteration,
-            key=f"{self.key}:{iteration}",
+            iteration=called.iteration,
+            key=f"{self.key}:{called.iteration}",
             timeout=self.tool_timeout,
             ended=ended,
             note=partial(self.turn.note, durable=False) if keeps_journal else None,

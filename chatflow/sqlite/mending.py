@@ -56,6 +56,11 @@ MEND_SESSION: Final[LiteralString] = """
 """
 """What could not be read gives way to what can. A change like any other: the version grows over all others."""
 
+LEAVE_SERVICE: Final[LiteralString] = """
+    UPDATE chatflow_sessions SET service_json = NULL, service_key = NULL WHERE session_key = :session_key
+"""
+"""A conversation whose history is no more what a service has seen."""
+
 MEND_ANSWER: Final[LiteralString] = """
     UPDATE chatflow_processed_messages SET
         processed_at = iif(:has_processed_at, :now, processed_at),
@@ -176,6 +181,8 @@ def _mend_session(diagnosis: Diagnosis, now: str, connection: Connection, *, exi
     if diagnosis.drop_before is not None:
         connection.execute(statements.DELETE_MESSAGES_BEFORE, {**session_key, "place": diagnosis.drop_before})
     if diagnosis.messages is not None:
+        # The history stands at new positions, and a service that keeps it has not seen it so.
+        connection.execute(LEAVE_SERVICE, session_key)
         connection.execute(statements.DELETE_ALL_MESSAGES, session_key)
         connection.executemany(
             INSERT_MESSAGE,

@@ -11,8 +11,8 @@ from chatflow.core.agent import Agent
 from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.engines.scripted import ScriptedEngine, user_text
-from chatflow.exceptions import SessionDeletedError, SessionError
-from tests.conformance.conftest import Restart
+from chatflow.exceptions import SessionConflictError, SessionDeletedError, SessionError
+from tests.conformance.conftest import OpenStore, Restart
 from tests.conformance.conversation import texts, user
 
 
@@ -172,3 +172,28 @@ async def test_typed_state_commits_and_rolls_back(store: BaseSessionStore) -> No
         await session.add_message(user("hello"))
         session.delete("theme")
     assert session.state == {}
+
+
+async def test_checkpoint_before_anything_is_read(store: BaseSessionStore) -> None:
+    """A session that has read nothing gives no checkpoint, and takes no length: both would wipe what is stored."""
+    agent = answering()
+    await agent.run("one", session=agent.create_session("s", store=store))
+    session = Agent("Support").create_session("s", store=store)
+    with pytest.raises(SessionConflictError, match="nothing of it has been read yet"):
+        session.checkpoint()
+    with pytest.raises(ValueError, match="pruned or moved to the front"):
+        await session.rollback_to(len(session.history))
+    assert texts(session.history) == ["one", "one!"]
+
+
+async def test_checkpoint_of_another_conversation(store: BaseSessionStore, open_store: OpenStore) -> None:
+    """A checkpoint is good in its own conversation alone, also where numbers of commits are the same elsewhere."""
+    mine = await store.get_or_create("s", answering())
+    checkpoint = mine.checkpoint()
+    other = await store.get_or_create("t", answering())
+    alone = SessionContext("s", answering())
+    for session in (other, alone):
+        await session.add_message(user("hello"))
+        with pytest.raises(SessionConflictError, match="of another conversation"):
+            await session.rollback_to(checkpoint)
+        assert texts(session.history) == ["hello"]

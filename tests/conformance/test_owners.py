@@ -11,10 +11,9 @@ import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
-from chatflow.core.messages import Message, Role
 from chatflow.core.owners import ALL
 from chatflow.core.records import Key, NewSession
-from chatflow.core.service import SERVICE_KEY, ServiceSession
+from chatflow.core.service import ServiceSession
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.values import EMPTY
 from chatflow.engines.scripted import ScriptedEngine
@@ -378,7 +377,7 @@ async def test_work_where_an_owner_is_required(store: StoreBackend) -> None:
 
 async def at_service(store: BaseSessionStore, session_id: str, service_id: Any, agent_name: str | None = None) -> None:
     """A conversation that begins with a service's id."""
-    service = None if service_id is None else ServiceSession(service_id, agent_name)
+    service = None if service_id is None else ServiceSession(service_id, agent_name, "openai")
     new = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None, service=service)
     await store.backend.create_session(store.key_of(session_id), new)
 
@@ -429,10 +428,10 @@ async def test_service_id_that_changes(store: StoreBackend) -> None:
     """It is found by the id that it has, not by those that it had, nor once it is deleted."""
     await at_service(store, "s", "resp_1")
     session = await store.get_or_create("s", SUPPORT)
-    data = ServiceSession("resp_2", "Support", "openai").to_data()
     async with session.turn():
         await session.add_message(user("hello"))
-        await session.add_message(Message(Role.MODEL, "hi", extra={SERVICE_KEY: data}))
+        assert session.member_turn is not None
+        session.member_turn.working.go_on_at_service(ServiceSession("resp_2", "Support", "openai"))
     assert [await found(store, SUPPORT, each) for each in ("resp_1", "resp_2")] == [None, "s"]
     await session.clear_history()
     assert await found(store, SUPPORT, "resp_2") is None

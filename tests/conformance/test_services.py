@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chatflow.core.agent import Agent
-from chatflow.core.engine import EngineRequest
-from chatflow.core.messages import Message, Role
+from chatflow.core.engine import EngineReply, EngineRequest
+from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 from chatflow.core.service import id_key
 from chatflow.core.session import AgentSession
 from chatflow.core.store import BaseSessionStore
@@ -18,7 +18,7 @@ from chatflow.core.values import thaw
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import EngineBadRequestError, EngineError, ServiceSessionLostError, SessionError
 from chatflow.runner import Runner
-from tests.conformance.conftest import Restart
+from tests.conformance.conftest import OpenStore, Restart
 from tests.conformance.conversation import user
 from tests.service_engine import A2AEngine
 
@@ -169,18 +169,19 @@ async def test_rollback_goes_back_at_the_service(store: BaseSessionStore) -> Non
 
 
 async def test_rollback_to_a_length(store: BaseSessionStore) -> None:
-    """Going back by a length goes on from the service's message that stands last then, or begins anew."""
+    """Going back to before what the service has seen begins a new session there; going back after that does not."""
     engine = A2AEngine()
     agent = agent_of(engine)
     session = agent.create_session("s", store=store)
     await agent.run("one", session=session)
     await agent.run("two", session=session)
+    await session.add_message(user("no"))
+    await session.rollback_to(4)
+    assert session.service_session_id == {"contextId": "context-1", "taskId": "task-2"}
     await session.rollback_to(3)
-    assert session.service_session_id == {"contextId": "context-1", "taskId": "task-1"}
-    await agent.run("three", session=session)
-    assert sent(engine.requests[-1]) == ["two", "three"]
-    await session.rollback_to(1)
     assert session.service_session_id is None
+    await agent.run("three", session=session)
+    assert sent(engine.requests[-1]) == ["one", "yes", "two", "three"]
 
 
 async def test_clearing_begins_anew(store: BaseSessionStore) -> None:
@@ -378,3 +379,193 @@ async def test_given_id_meets_a_stored_conversation(store: BaseSessionStore) -> 
         await agent.run("one", session=session)
     await stored.add_message(user("still works"))
     assert engine.requests == []
+
+
+# --- what others do meanwhile ---
+
+
+def failing_after_its_tool(store: BaseSessionStore) -> tuple[A2AEngine, Agent, Runner]:
+    """An agent whose message "go" fails once its tool has run, and goes on when it is sent again."""
+    inner = ScriptedEngine(["one!", ScriptedEngine.call("look"), RuntimeError("down")], default="yes")
+    engine = A2AEngine(inner)
+    agent = agent_of(engine)
+    agent.tool(name="look")(lambda: "there")
+    return engine, agent, Runner(agent, store)
+
+
+async def fail(runner: Runner) -> None:
+    """Take the turn that fails."""
+    await runner.run_async("s", "one")
+    with pytest.raises(RuntimeError, match="down"):
+        await runner.run_async("s", "go", message_id="m1")
+
+
+async def test_resumed_after_another_turn(store: BaseSessionStore) -> None:
+    """Where another turn has gone on at the service, a resumed one tells it what it had called, and loses nothing."""
+    engine, _, runner = failing_after_its_tool(store)
+    await fail(runner)
+    await runner.run_async("s", "between")
+    after = engine.requests[-1]
+    await runner.run_async("s", "go", message_id="m1")
+    last = engine.requests[-1]
+    assert sent(after) == ["between"]
+    assert [message.role for message in last.messages] == [Role.SYSTEM, Role.USER, Role.MODEL, Role.TOOL]
+    assert sent(last)[0] == "go"
+    assert last.service_session_id == {"contextId": "context-1", "taskId": "task-3"}
+    assert len(next(reversed(engine.kept.values()))) == 8
+
+
+async def test_resumed_after_a_message_by_hand(store: BaseSessionStore) -> None:
+    """What the application has added in between reaches the service with the resumed turn."""
+    engine, _, runner = failing_after_its_tool(store)
+    await fail(runner)
+    session = await runner.get_session("s")
+    assert session is not None
+    await session.add_message(user("by the way"))
+    await runner.run_async("s", "go", message_id="m1")
+    assert sent(engine.requests[-1])[:2] == ["by the way", "go"]
+
+
+async def test_resumed_after_clearing(store: BaseSessionStore) -> None:
+    """What was cleared in between stays forgotten: a resumed turn begins a new session."""
+    engine, _, runner = failing_after_its_tool(store)
+    await fail(runner)
+    session = await runner.get_session("s")
+    assert session is not None
+    await session.clear_history()
+    await runner.run_async("s", "go", message_id="m1")
+    assert engine.requests[-1].service_session_id is None
+    assert sent(engine.requests[-1])[0] == "go"
+
+
+async def test_cleared_by_a_tool(store: BaseSessionStore) -> None:
+    """A tool that clears the history ends the service's session: it would remember."""
+    inner = ScriptedEngine(["noted", ScriptedEngine.call("forget"), "forgotten", "what secret?"])
+    engine = A2AEngine(inner)
+    agent = agent_of(engine)
+
+    @agent.tool
+    async def forget(context: ToolContext) -> str:
+        """Forget."""
+        await context.session.clear_history()
+        return "done"
+
+    session = agent.create_session("s", store=store)
+    await agent.run("my secret", session=session)
+    await agent.run("forget all", session=session)
+    assert engine.requests[2].service_session_id is None
+    assert sent(engine.requests[2])[0] == "forget all"
+    await agent.run("what is it?", session=session)
+    assert sent(engine.requests[3]) == ["what is it?"]
+    assert "my secret" not in str(next(reversed(engine.kept.values())))
+
+
+async def test_reply_without_text(store: BaseSessionStore) -> None:
+    """A reply that says nothing is a reply: what came before it is not sent again."""
+    engine = A2AEngine(ScriptedEngine(["hi", " "], default="yes"))
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=store)
+    for text in ("one", "two", "three"):
+        await agent.run(text, session=session)
+    assert [sent(request) for request in engine.requests] == [["one"], ["two"], ["three"]]
+
+
+async def test_many_messages_by_hand(open_store: OpenStore) -> None:
+    """Where the window has moved past what the service has seen, it is sent what is left of the rest."""
+    engine = A2AEngine()
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=open_store(default_max_turns=2))
+    await agent.run("one", session=session)
+    for text in ("two", "three", "four"):
+        await session.add_message(user(text))
+    await agent.run("five", session=session)
+    assert sent(engine.requests[-1]) == ["four", "five"]
+    await agent.run("six", session=session)
+    assert sent(engine.requests[-1]) == ["six"]
+
+
+async def test_pruned_between(open_store: OpenStore) -> None:
+    """With the smallest window too, only what is new is sent."""
+    engine = A2AEngine()
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=open_store(default_max_turns=1))
+    for text in ("one", "two", "three"):
+        await agent.run(text, session=session)
+    assert [sent(request) for request in engine.requests] == [["one"], ["two"], ["three"]]
+
+
+async def test_late_result_reaches_the_service(store: BaseSessionStore) -> None:
+    """A result that comes after the service was told that there is none is sent as text."""
+    engine = A2AEngine()
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    async with session.turn():
+        await session.add_message(user("two"))
+        await session.add_message(Message(Role.MODEL, tool_calls=[ToolCall(id="c1", name="look")]))
+    await agent.run("three", session=session)
+    result = ToolResult(tool_call_id="c1", name="look", content="LATE")
+    await session.add_message(Message(Role.TOOL, tool_results=[result]))
+    await agent.run("four", session=session)
+    assert "LATE" in sent(engine.requests[-1])[0]
+    assert sent(engine.requests[-1])[1:] == ["four"]
+
+
+async def test_ids_that_a_service_uses_again(store: BaseSessionStore) -> None:
+    """A result goes back under the id that the service has given its call, though it has given it before."""
+    look = ToolCall(id="c1", name="look")
+    engine = A2AEngine(ScriptedEngine([[look], "one!", [look], "two!"]))
+    agent = agent_of(engine)
+    agent.tool(name="look")(lambda: "there")
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    await agent.run("two", session=session)
+    ids = [[r.tool_call_id for m in request.messages for r in m.tool_results] for request in engine.requests]
+    assert ids == [[], ["c1"], [], ["c1"]]
+
+
+async def test_copied_messages_carry_no_session(store: BaseSessionStore) -> None:
+    """Messages that are copied from another conversation bring nothing of its service's session along."""
+    engine = A2AEngine()
+    agent = agent_of(engine)
+    mine = agent.create_session("s", store=store)
+    await agent.run("one", session=mine)
+    other = await store.get_or_create("t", agent)
+    for message in mine.history:
+        await other.add_message(message)
+    assert other.service_session_id is None
+
+
+async def test_engine_that_names_no_service(store: BaseSessionStore) -> None:
+    """An id from an engine that does not say of which service it is fails the turn, before it is bound to it."""
+
+    class Nameless:
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            return EngineReply(text="yes", service_session_id="resp_1")
+
+    class Wrong(Nameless):
+        def service_of(self, agent: Agent) -> int:
+            return 3
+
+    for engine, said in ((Nameless(), "needs a method"), (Wrong(), "must return a service's name, not int")):
+        agent = agent_of(engine)
+        session = agent.create_session("s", store=store)
+        with pytest.raises(TypeError, match=said):
+            await agent.run("one", session=session)
+        assert list(session.history) == []
+        assert session.service_session_id is None
+
+
+async def test_id_that_no_engine_has_used(store: BaseSessionStore) -> None:
+    """An id is not found by `get_by_service_id` before an engine has used it: nobody has said whose it is."""
+    engine = A2AEngine(ScriptedEngine([RuntimeError("down")], default="yes"))
+    agent = agent_of(engine)
+    id_ = engine.new_id()
+    engine.kept[id_key(id_)] = ()
+    session = agent.get_session(id_, "s", store=store)
+    with pytest.raises(RuntimeError, match="down"):
+        await agent.run("one", session=session)
+    assert await store.get_by_service_id(agent, id_) is None
+    await agent.run("one", session=session)
+    assert session.service_session_id is not None
+    assert await store.get_by_service_id(agent, session.service_session_id) is session

@@ -347,7 +347,8 @@ class StoreScopeError(StoreError):
     def __init__(self, *, store: str, what: str) -> None:
         self.what = what
         super().__init__(
-            f"store {shorten(store)}: {what} is not for one owner's; call it on what for_owner() was called on",
+            f"store {shorten(store)} is one owner's, and can't be asked for {what}; ask the store, or the runner, that"
+            " for_owner() was called on",
             store=store,
         )
 

@@ -45,6 +45,7 @@ from chatflow.exceptions import (
     MessageMismatchError,
     StoreClosedError,
     StoreError,
+    StoreScopeError,
     shorten,
 )
 from chatflow.running.asked import (
@@ -241,6 +242,7 @@ class Runner:
 
         Raises:
             SessionError: Its active agent is not within reach of the starting agent's handoffs; nothing was changed.
+            StoreScopeError: This is one owner's runner, and the session another's.
             ChatflowError: As `run_async` does.
         """
         return await self._answer_at(session, asked_at(session, user_message, metadata, message_id, on_duplicate))
@@ -259,6 +261,9 @@ class Runner:
         return RunStream(session.session_id, session.store, lambda report: self._answer_at(session, asked, report))
 
     async def _answer_at(self, session: AgentSession, asked: Asked, report: Report | None = None) -> AgentResponse:
+        store = self.session_store
+        if store.is_of_owner and session.store is store.backend and session.key.owner != store.owner:
+            raise StoreScopeError(store=store.name, what="a session of another owner")
         if isinstance(session, SessionContext):
             session.store.adopt(session)
         return await self._answer(session, asked, strict=True, report=report)

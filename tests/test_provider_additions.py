@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatflow.core.agent import Agent
-from chatflow.core.messages import Message, Role, ToolCall, ToolResult
-from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, RunContext
+from chatflow.core.messages import ADDED_BY_KEY, Message, Role, ToolCall, ToolResult
+from chatflow.core.providers import ContextProvider, RunContext
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.engines.common_form import PROVIDER_KEY

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineRequest
 from chatflow.core.memory import SessionStore
-from chatflow.core.messages import Message
-from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, HistoryProvider, RunContext
+from chatflow.core.messages import ADDED_BY_KEY, Message
+from chatflow.core.providers import ContextProvider, HistoryProvider, RunContext
 from chatflow.core.pruning import prune
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import ToolContext

@@ -369,7 +369,7 @@ def test_session_of_a_wrong_type() -> None:
     """What is no session is refused when the stream is made."""
     wrong: Any = "s"
     agent = Agent("Support", engine=ScriptedEngine())
-    with pytest.raises(TypeError, match="session must be an AgentSession, not str"):
+    with pytest.raises(TypeError, match="session must be an AgentSession or left out, not str"):
         agent.run_stream("hi", session=wrong)
     with pytest.raises(TypeError, match="session must be an AgentSession, not str"):
         Runner(agent).stream_session(wrong, "hi")

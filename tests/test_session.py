@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception]) -> Non
 async def test_run_takes_sessions_alone() -> None:
     """Something else than a session is refused by its type."""
     wrong: Any = "s"
-    with pytest.raises(TypeError, match="must be an AgentSession, not str"):
+    with pytest.raises(TypeError, match="must be an AgentSession or left out, not str"):
         await answering().run("one", session=wrong)
 
 
@@ -111,3 +112,39 @@ def test_what_cannot_be_kept() -> None:
         session.set("prefs", {"theme": object()})
     assert caught.value.path == "state.prefs.theme"
     assert session.state == {"a": 1}
+
+
+async def test_run_refuses_none() -> None:
+    """None is no session: whoever looked for one and found none is not given one that forgets."""
+    nobody: Any = await SessionStore().for_owner("alice").get_by_service_id(answering(), "resp_1")
+    with pytest.raises(TypeError, match="or left out, not NoneType"):
+        await answering().run("one", session=nobody)
+    with pytest.raises(TypeError, match="must be a string or a mapping, not NoneType"):
+        answering().get_session(nobody)
+
+
+def test_limits_of_a_new_conversation() -> None:
+    """A session that an agent makes may have a number of turns and a retention of its own."""
+    session = answering().create_session(max_turns=3, expires_after=60)
+    assert (session.max_turns, session.expires_after) == (3, dt.timedelta(minutes=1))
+    with pytest.raises(ValueError, match="max_turns must be at least 1"):
+        answering().create_session(max_turns=0)
+    with pytest.raises(ValueError, match="must be a microsecond at least"):
+        answering().create_session(expires_after=1e-9)
+
+
+def test_store_that_is_none() -> None:
+    """A store's class, or something else, is refused when the session is made."""
+    wrong: Any = SessionStore
+    with pytest.raises(TypeError, match="store must be a session store"):
+        answering().create_session("s", store=wrong)
+
+
+@pytest.mark.parametrize("default", [0, None, "dark", [], {}])
+def test_default_in_the_place_of_the_kind(default: Any) -> None:
+    """A default that is given where the kind belongs is refused, and the error says where it goes."""
+    session = AgentSession(state={"a": 1})
+    for key in ("a", "missing"):
+        with pytest.raises(TypeError, match="a default is given as default="):
+            session.get(key, default)
+    assert session.get("missing", default=default) == default

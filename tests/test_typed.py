@@ -42,6 +42,12 @@ from tests.kinds import (
 )
 
 
+class Text(str):
+    """A kind of text, which comes back as text."""
+
+    __slots__ = ()
+
+
 def keep(value: Any) -> Any:
     """*value* as it comes out of a file."""
     return values_from_json(values_to_json(freeze_mapping({"k": value}, "")))["k"]
@@ -323,6 +329,7 @@ def test_users_dict_is_data() -> None:
         [Shown(secret="s")],
         {"a": (1, Shown(secret="s"))},
         [object()],
+        Text("a"),
         Box(object()),
     ],
 )

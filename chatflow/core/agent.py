@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, overload
 
 from chatflow.core.handoffs import handoff_tool, handoff_tool_name
 from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
+from chatflow.core.service import ServiceSession
 from chatflow.core.tools import Tool, to_tool
 from chatflow.exceptions import HandoffError, ToolError, shorten
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 _Text: TypeAlias = str | Awaitable[str]
 _Renderer: TypeAlias = "Callable[[AgentSession], _Text] | Callable[[SessionContext], _Text] | Callable[[], _Text]"
 Instructions: TypeAlias = "str | _Renderer"
+
+FRESH: Final[Any] = object()
+"""Stands for a session that nobody has named."""
 
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -230,20 +235,29 @@ class Agent:
 
     # --- running by itself ---
 
-    def create_session(self, session_id: str | None = None, store: BaseSessionStore | None = None) -> SessionContext:
+    def create_session(
+        self,
+        session_id: str | None = None,
+        store: BaseSessionStore | None = None,
+        *,
+        max_turns: int | None = None,
+        expires_after: dt.timedelta | float | None = None,
+    ) -> SessionContext:
         """A new session with this agent; nothing is read or written before its first turn.
 
         Without a *session_id* it has a random one of 128 bits. Without a *store* the session carries its own history;
-        with one, its first turn creates the conversation there, or goes on with the one of that id.
+        with one, its first turn creates the conversation there, or goes on with the one of that id. *max_turns* and
+        *expires_after* are those of a conversation that it creates, as in `BaseSessionStore.get_or_create`. A first
+        turn that fails leaves the conversation, empty.
 
         Raises:
             TypeError: An argument is of a wrong type.
-            ValueError: *session_id* is empty.
+            ValueError: *session_id* is empty, or a number is too small.
             StoreOwnerRequiredError: The store requires an owner.
         """
         from chatflow.core.session import begin_session
 
-        return begin_session(self, session_id, store, None)
+        return begin_session(self, session_id, store, max_turns=max_turns, expires_after=expires_after)
 
     def get_session(
         self,
@@ -264,18 +278,19 @@ class Agent:
         """
         from chatflow.core.session import begin_session
 
-        return begin_session(self, session_id, store, service_session_id)
+        service = ServiceSession(service_session_id, self._name)
+        return begin_session(self, session_id, store, service=service)
 
     async def run(
         self,
         user_message: str,
         *,
-        session: AgentSession | None = None,
+        session: AgentSession = FRESH,
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
         on_lost_service_session: OnLostServiceSession = "raise",
     ) -> AgentResponse:
-        """Answer *user_message*: one turn of *session*, or of a new one that is not kept.
+        """Answer *user_message*: one turn of *session*, or, where none is named, of a new one that is not kept.
 
         As `Runner.run_async` with this as its starting agent and all other settings as they are by default; a `Runner`
         of your own has more.
@@ -291,7 +306,7 @@ class Agent:
         self,
         user_message: str,
         *,
-        session: AgentSession | None = None,
+        session: AgentSession = FRESH,
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
         on_lost_service_session: OnLostServiceSession = "raise",
@@ -308,14 +323,15 @@ class Agent:
         session, runner = self._ready(session, on_lost_service_session)
         return runner.stream_session(session, user_message, metadata, message_id=message_id)
 
-    def _ready(self, session: AgentSession | None, on_lost: OnLostServiceSession) -> tuple[AgentSession, Runner]:
-        """The session to run in, a new one where none is given, and what runs it."""
+    def _ready(self, session: AgentSession, on_lost: OnLostServiceSession) -> tuple[AgentSession, Runner]:
+        """The session to run in, a new one where none is named, and what runs it."""
         from chatflow.core.session import AgentSession
         from chatflow.runner import Runner
 
-        session = self.create_session() if session is None else session
+        session = self.create_session() if session is FRESH else session
         if not isinstance(session, AgentSession):
-            raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+            # None too: whoever looked for a session and found none would talk to one that forgets.
+            raise TypeError(f"session must be an AgentSession or left out, not {type(session).__name__}")
         return session, Runner(self, session.store, on_lost_service_session=on_lost)
 
     def _tool_in_the_way(self, name: str, peer: Agent) -> HandoffError:

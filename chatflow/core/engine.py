@@ -88,6 +88,7 @@ class Engine(Protocol):
 
         Raises:
             EngineError: The model could not be asked, or its answer not be used.
+            ServiceSessionLostError: The service knows nothing of the request's *service_session_id*.
         """
         ...
 

@@ -23,6 +23,10 @@ class Role(enum.StrEnum):
     TOOL = "tool"
 
 
+ADDED_BY_KEY: Final = "chatflow_added_by"
+"""In a message's `extra`: the context provider that has added it."""
+
+
 def _require_str(value: object, path: str) -> str:
     if type(value) is str:
         return value

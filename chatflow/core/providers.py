@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import attrs
 
 from chatflow.core.handoffs import handoff_tool_name
-from chatflow.core.messages import AgentResponse, Message
+from chatflow.core.messages import ADDED_BY_KEY, AgentResponse, Message
 from chatflow.core.state import Namespace
 from chatflow.core.tools import Tool, to_tool
 from chatflow.exceptions import ToolError, shorten
@@ -17,9 +17,6 @@ from chatflow.exceptions import ToolError, shorten
 if TYPE_CHECKING:
     from chatflow.core.agent import Agent
     from chatflow.core.session import AgentSession
-
-ADDED_BY_KEY: Final = "chatflow_added_by"
-"""In a message's `extra`: the name of the provider that has added it."""
 
 OnError = Literal["fail", "log"]
 

@@ -55,6 +55,8 @@ def check_span(name: str, value: object) -> float:
     seconds = check_seconds(name, value.total_seconds() if isinstance(value, dt.timedelta) else value)
     if seconds > LONGEST_SPAN:
         raise ValueError(f"{name} must be at most a hundred years, not {value}")
+    if not dt.timedelta(seconds=seconds):
+        raise ValueError(f"{name} must be a microsecond at least, not {value}")
     return seconds
 
 

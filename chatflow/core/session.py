@@ -19,8 +19,9 @@ from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.handle import Checkpoint, Handle, current_task
 from chatflow.core.history import History
 from chatflow.core.messages import Message
+from chatflow.core.owners import check_owner
 from chatflow.core.pruning import check_max_turns
-from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check_id, check_seconds
+from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check_id, check_seconds, check_span
 from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.service import ServiceSession, ServiceSessionId
 from chatflow.core.session_form import DEFAULT_MAX_CHARACTERS, from_data, to_data
@@ -48,6 +49,8 @@ DEFAULT_MAX_TURNS: Final = 40
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 _NO_DEFAULT: Final[Any] = object()
+_NO_TYPES: Final[Any] = (int, float, str, bytes, list, tuple, dict, set)
+"""What somebody gives for a type who means a default."""
 
 
 def new_session_id() -> str:
@@ -219,7 +222,7 @@ class AgentSession(Handle):
         self.set_value("state", key, kept)
 
     @overload
-    def get(self, key: str) -> Any: ...
+    def get(self, key: str, *, default: Any = ...) -> Any: ...
     @overload
     def get(self, key: str, kind: type[_T]) -> _T: ...
     @overload
@@ -230,7 +233,8 @@ class AgentSession(Handle):
         """What the state holds under *key*, as an instance of *kind*, which the caller may change.
 
         *kind* is the class it was set as, or whatever can stand in an annotation, such as ``list[Order]``; without one
-        the plain value is given. Nothing is coerced. Fields that the class has got since take their defaults.
+        the plain value is given. Nothing is coerced. Fields that the class has got since take their defaults. A
+        *default* comes third, or by its name; where it is to come second, ``session.state.get`` is a mapping's own.
 
         Raises:
             SessionKeyError: There is no such key, and no *default* to give instead.
@@ -239,6 +243,8 @@ class AgentSession(Handle):
             SessionDeletedError: The conversation is known to be deleted.
         """
         self.refuse_deleted()
+        if kind is None or isinstance(kind, _NO_TYPES):
+            raise TypeError(f"kind must be a type, not {shorten(kind)}; a default is given as default=...")
         values = self.values("state")
         if key not in values:
             if default is _NO_DEFAULT:
@@ -271,8 +277,8 @@ class AgentSession(Handle):
         active agent's name, state, metadata, owner, limits, and a service's session.
 
         With *for_client* it is what a client may see and bring back: without the owner, the metadata, the service's
-        session, state whose key begins with an underscore, system messages, and of the other messages *extra* (which
-        holds reasoning, signatures and a service's ids) and *usage*. Tools' arguments and results are in it.
+        session, state whose key begins with an underscore, system messages, what context providers have stored, and of
+        the other messages *extra* (reasoning, signatures) and *usage*. Tools' arguments and results are in it.
 
         Raises:
             SessionDeletedError: The conversation is known to be deleted.
@@ -294,7 +300,7 @@ class AgentSession(Handle):
     @classmethod
     def from_dict(
         cls,
-        data: dict[str, Any],
+        data: Mapping[str, Any],
         *,
         owner: str = "",
         from_client: bool = False,
@@ -319,11 +325,10 @@ class AgentSession(Handle):
             SessionFormatError: *data* is no such conversation, or is another owner's. The error names the path, and the
                 session where *data* does.
             TypeError: Another argument is of a wrong type.
-            ValueError: *max_characters* is below 1.
+            ValueError: *max_characters* is below 1, or *owner* can't be an owner's name.
             HandoffError: Two different agents have one name.
         """
-        if not isinstance(owner, str):
-            raise TypeError(f"owner must be a string, not {type(owner).__name__}")
+        check_owner(owner, may_be_empty=True)
         check_max_turns(max_characters, "max_characters")
         several, by_name = _agents(agents)
         key, snapshot = from_data(data, owner=owner, from_client=from_client, max_characters=max_characters)
@@ -519,15 +524,31 @@ def begin_session(
     agent: Agent,
     session_id: str | None,
     store: BaseSessionStore | None,
-    service_session_id: ServiceSessionId | None,
+    *,
+    service: ServiceSession | None = None,
+    max_turns: int | None = None,
+    expires_after: dt.timedelta | float | None = None,
 ) -> SessionContext:
     """A session with *agent* that is not written before its first turn, in *store* or in one of its own."""
-    service = None if service_session_id is None else ServiceSession(service_session_id, agent.name)
-    begun = attrs.evolve(NOTHING_SEEN, agent_name=agent.name, service=service)
+    if store is not None and not isinstance(getattr(store, "owner", None), str):
+        raise TypeError(f"store must be a session store, not {shorten(store)}")
+    begun = attrs.evolve(
+        NOTHING_SEEN,
+        agent_name=agent.name,
+        max_turns=None if max_turns is None else check_max_turns(max_turns),
+        expires_after=None if expires_after is None else check_span("expires_after", expires_after),
+        service=service,
+    )
     id_ = new_session_id() if session_id is None else check_id(session_id, "session_id")
     if store is None:
         session = SessionContext.__new__(SessionContext)
         session.keep_alone(Key("", id_), begun, agent)
         return session
-    new = NewSession(agent_name=agent.name, metadata=begun.metadata, max_turns=None, service=service)
+    new = NewSession(
+        agent_name=agent.name,
+        metadata=begun.metadata,
+        max_turns=begun.max_turns,
+        service=service,
+        expires_after=begun.expires_after,
+    )
     return SessionContext.of_store(store.backend, store.key_of(id_), begun, agent=agent, new=new)

@@ -27,7 +27,7 @@ import attrs
 from chatflow.core.codec import message_from_data, message_to_data
 from chatflow.core.envelopes import decode, encode
 from chatflow.core.history import History
-from chatflow.core.messages import Message, Role
+from chatflow.core.messages import ADDED_BY_KEY, Message, Role
 from chatflow.core.plain import plain_copy
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import NOTHING_SEEN, Key, Snapshot, check_id, check_seconds
@@ -69,7 +69,7 @@ def to_data(key: Key, snapshot: Snapshot, *, for_client: bool) -> dict[str, Any]
         "messages": [
             _message_to_data(message, for_client=for_client)
             for message in snapshot.history
-            if not (for_client and message.role is Role.SYSTEM)
+            if not (for_client and _is_inner(message))
         ],
         "service": None if service is None else _service_to_data(service, snapshot.start),
         "for_client": for_client,
@@ -77,6 +77,12 @@ def to_data(key: Key, snapshot: Snapshot, *, for_client: bool) -> dict[str, Any]
     left_out = {name for name in ("owner", "expires_after", "service", "for_client") if not data[name]}
     left_out.update(_NOT_FOR_CLIENTS if for_client else ())
     return {name: value for name, value in data.items() if name not in left_out}
+
+
+def _is_inner(message: Message) -> bool:
+    """Whether it was said to the model alone. A call or a result of it stays: the other half may be in the history."""
+    is_added = ADDED_BY_KEY in message.extra and not message.tool_calls and not message.tool_results
+    return message.role is Role.SYSTEM or is_added
 
 
 def _service_to_data(service: ServiceSession, start: int) -> dict[str, Any]:
@@ -169,7 +175,7 @@ def _refuse_others(fields: dict[str, Any], owner: str, *, is_client: bool) -> No
         raise _missing("metadata")
     if owner != (_read_text(fields, "owner") if "owner" in fields else ""):
         # Whose it is, is nobody else's business.
-        raise SessionFormatError(path="owner", reason="it is another owner's")
+        raise SessionFormatError(path="owner", reason="it is not of the owner that was given")
 
 
 def _read_snapshot(fields: dict[str, Any], *, is_client: bool) -> Snapshot:

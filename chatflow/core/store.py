@@ -78,7 +78,7 @@ class BaseSessionStore(Upkeep):
 
         So that no code forgets `for_owner`. What names its owners, or concerns the storage, goes on as before:
         ``owner=ALL``, `check`, `repair`, `purge_processed_messages`, `erase_owner`, `export_owner`, `aclose`,
-        `Runner.working`.
+        `Runner.working`. So do session objects that were handed out before: call it where the store is made.
         """
         self.refuse_owners("require_owner()")
         self.backend.requires_owner = True

@@ -71,8 +71,9 @@ def typed(value: Any, kind: Any, path: str) -> Any:
         made = _converter.structure(thaw(value), kind)
         again = freeze(made)
     except Exception as error:
-        if _is_of_the_type(error):
-            raise TypeError(f"{path} can't be read as {_name(kind)}: {error}") from error
+        unknown = _unknown_type(error)
+        if unknown is not None:
+            raise TypeError(f"{path} can't be read as {_name(kind)}: {unknown}") from error
         where, reason = _first_fault(error, path)
         raise MismatchError(path=where, reason=reason) from error
     changed = _first_change(value, again, path)
@@ -96,6 +97,8 @@ def check_comes_back(value: Any, kept: Any, path: str) -> None:
         for (key, item), theirs in zip(value.items(), kept.values(), strict=True):
             check_comes_back(item, theirs, _below(path, key))
         return
+    if isinstance(value, _SCALARS) and kind is not type(kept) and not isinstance(value, enum.Enum):
+        raise MismatchError(path=path, reason=f"a {_name(kind)} would come back as a {type(kept).__name__}")
     if not (isinstance(value, enum.Enum) or _is_class_with_fields(kind) or _is_model(kind)):
         return
     try:
@@ -231,12 +234,14 @@ configure_union_passthrough(
 # --- faults ------------------------------------------------------------------------------------------------------
 
 
-def _is_of_the_type(error: BaseException) -> bool:
-    """Whether it says that nobody can make such a type, and nothing of the value."""
+def _unknown_type(error: BaseException) -> str | None:
+    """What is wrong with the type, where the error says that nobody can make one, and nothing of the value."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return any(map(_is_of_the_type, group.exceptions))
-    return isinstance(error, StructureHandlerNotFoundError | NameError)
+        return next(filter(None, map(_unknown_type, group.exceptions)), None)
+    if isinstance(error, StructureHandlerNotFoundError):
+        return f"no kept value can be told to be a {_name(error.type_)}"
+    return str(error) if isinstance(error, NameError) else None
 
 
 def _first_fault(error: Exception, path: str) -> tuple[str, str]:

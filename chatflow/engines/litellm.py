@@ -293,7 +293,7 @@ class LiteLLMEngine:
             kind = ServiceSessionLostError
             what = (
                 f"the service can't go on from {shorten(session)}, which it does not know any more or keeps otherwise"
-                " than we do; Runner(on_lost_service_session='replay') begins a new one from the local copy"
+                " than we do; on_lost_service_session='replay' begins a new one from the local copy"
             )
         elif said.get("code") == "conversation_locked":
             what = "another request of the same conversation is under way at the service; try again in a few seconds"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -76,7 +76,8 @@ class Providing:
         """What *provider* chooses of the history, or all of it where that fails and is only logged."""
         history = run.session.history
         with self._guarded(provider, "get_messages"):
-            chosen = list(await provider.get_messages(run.agent, run.session, context))
+            found = await provider.get_messages(run.agent, run.session, context)
+            chosen = list(found) if isinstance(found, Iterable) else [found]
             for message in chosen:
                 if not isinstance(message, Message):
                     raise TypeError(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from chatflow.core.agent import Agent
+from chatflow.core.providers import ContextProvider, RunContext
 from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.engines.scripted import ScriptedEngine, user_text
-from chatflow.exceptions import SessionConflictError, SessionDeletedError, SessionError
+from chatflow.exceptions import SessionConflictError, SessionDeletedError, SessionError, StoreScopeError
+from chatflow.runner import Runner
 from tests.conformance.conftest import OpenStore, Restart
 from tests.conformance.conversation import texts, user
 
@@ -197,3 +200,42 @@ async def test_checkpoint_of_another_conversation(store: BaseSessionStore, open_
         with pytest.raises(SessionConflictError, match="of another conversation"):
             await session.rollback_to(checkpoint)
         assert texts(session.history) == ["hello"]
+
+
+async def test_limits_are_stored(store: BaseSessionStore, restart: Restart) -> None:
+    """The limits of a session that an agent makes are those of the conversation that its first turn creates."""
+    agent = answering()
+    session = agent.create_session("s", store=store, max_turns=1, expires_after=dt.timedelta(days=1))
+    await agent.run("one", session=session)
+    store = await restart(store)
+    stored = await store.get("s")
+    assert stored is not None
+    assert (stored.max_turns, stored.expires_after) == (1, dt.timedelta(days=1))
+
+
+async def test_runner_of_another_owner(store: BaseSessionStore) -> None:
+    """One owner's runner refuses another's session, and takes its own and those that are in no store."""
+    agent = answering()
+    alice = await store.for_owner("alice").get_or_create("s", agent)
+    bobs = Runner(agent, store).for_owner("bob")
+    with pytest.raises(StoreScopeError, match="a session of another owner"):
+        await bobs.run_session(alice, "one")
+    assert list(alice.history) == []
+    await bobs.run_session(await store.for_owner("bob").get_or_create("s", agent), "one")
+    await bobs.run_session(agent.create_session(), "one")
+
+
+async def test_what_providers_stored_is_not_for_clients(store: BaseSessionStore) -> None:
+    """A client does not see what a context provider has stored in the conversation."""
+
+    class Noting(ContextProvider):
+        async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+            context.add_messages(user("INTERNAL"), store=True)
+
+    agent = answering(context_providers=[Noting()])
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    assert texts(session.history) == ["INTERNAL", "one", "one!"]
+    data = session.to_dict(for_client=True)
+    assert [message["content"] for message in data["messages"]] == ["one", "one!"]
+    assert texts(AgentSession.from_dict(data, from_client=True).history) == ["one", "one!"]

@@ -10,8 +10,8 @@ import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.core.events import TextDelta
-from chatflow.core.messages import AgentResponse
-from chatflow.core.providers import ADDED_BY_KEY, ContextProvider, RunContext
+from chatflow.core.messages import ADDED_BY_KEY, AgentResponse
+from chatflow.core.providers import ContextProvider, RunContext
 from chatflow.core.session import AgentSession
 from chatflow.core.store import BaseSessionStore
 from chatflow.engines.scripted import ScriptedEngine

@@ -90,14 +90,14 @@ async def test_no_byte_is_left(path: Path, open_store: OpenStore, rewrite: bool)
 
 async def test_among_many(path: Path, open_store: OpenStore) -> None:
     """Where rows were moved between pages before, a file that is written anew holds nothing of the owner's."""
-    store, draw = open_store(default_max_turns=3), random.Random(7)
+    store, draw = open_store(default_max_turns=20), random.Random(3)
     sessions = [
         await store.for_owner(ANN if number % 2 else "bob").get_or_create(f"s{number}", SUPPORT) for number in range(40)
     ]
     for number in range(800):
         session = draw.choice(sessions)
         whose = MARK if session.key.owner == ANN else "of bob"
-        await session.add_message(Message(Role.USER, f"{number} {whose} " * draw.choice([1, 10, 100])))
+        await session.add_message(Message(Role.USER, f"{number} {whose} " * draw.choice([1, 10, 40])))
     before = {session.session_id: texts(session.history) for session in sessions if session.key.owner == "bob"}
     assert (await store.erase_owner(ANN, rewrite_file=True)).conversations == 20
     assert MARK.encode() not in bytes_of(path)

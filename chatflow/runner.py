@@ -148,7 +148,7 @@ class Runner:
     def for_owner(self, owner: str) -> Runner:
         """The same runner over that owner's conversations alone: `BaseSessionStore.for_owner`.
 
-        Made in a microsecond, for each request; it shares agents, engine and slots. Work is done for all owners by
+        Made in a few microseconds, for each request; it shares agents, engine and slots. Work is done for all owners by
         whoever is inside `working` of the runner that this was called on; `PendingTurn.owner` says whose a turn is.
 
         Raises:

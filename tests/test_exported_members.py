@@ -16,6 +16,7 @@ PROMISED: Final = {
     *("Role", "Message", "ToolCall", "ToolResult"),
     *("SessionContext", "BaseSessionStore", "SessionStore", "SQLiteSessionStore", "DEFAULT_DEDUP_TTL_HOURS"),
     *("Fault", "Repair"),
+    *("StoreBackend", "ALL", "Erased", "StoreScopeError"),
     *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine"),
     *("RunStream", "RunEvent", "TextDelta", "ReasoningDelta", "ToolStarted", "ToolFinished", "HandedOff"),
     *("UsageReported", "Done"),

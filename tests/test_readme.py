@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from chatflow import (
+    ALL,
     Agent,
     AgentResponse,
     ContextProvider,
@@ -28,6 +29,8 @@ from chatflow import (
     ScriptedEngine,
     SessionContext,
     SessionStore,
+    SQLiteSessionStore,
+    StoreOwnerRequiredError,
     TextDelta,
     prune,
 )
@@ -119,7 +122,7 @@ def test_commands() -> None:
     assert set(commands) <= targets
 
 
-TURN, ORDERS, LAST_TWO_TURNS, STREAM = blocks(CONCEPTS, "python")
+TURN, ORDERS, LAST_TWO_TURNS, STREAM, OWNERS = blocks(CONCEPTS, "python")
 
 
 async def test_turn_of_concepts() -> None:
@@ -143,6 +146,23 @@ async def test_stream_of_concepts(capsys: pytest.CaptureFixture[str]) -> None:
     await names["run"](session)
     assert [message.role for message in session.history] == [Role.USER, Role.MODEL]
     assert "It arrives tomorrow." in capsys.readouterr().out
+
+
+async def test_owners_of_concepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function on the page on concepts answers each user in a conversation of their own."""
+    monkeypatch.chdir(tmp_path)
+    support = Agent("Support", engine=ScriptedEngine(["to ann", "to bob"]))
+    names: dict[str, Any] = {"SQLiteSessionStore": SQLiteSessionStore, "Runner": Runner, "support": support}
+    exec(OWNERS, names)
+    store: SQLiteSessionStore = names["store"]
+    async with store:
+        assert [await names["answer"](user, "hello") for user in ("ann", "bob")] == ["to ann", "to bob"]
+        assert {(info.owner, info.session_id) for info in (await store.list_sessions(owner=ALL)).items} == {
+            ("ann", "main"),
+            ("bob", "main"),
+        }
+        with pytest.raises(StoreOwnerRequiredError):
+            await store.get("main")
 
 
 async def test_providers_of_concepts() -> None:

@@ -146,7 +146,8 @@ class Upkeep(Scope):
           first user message is set aside, and so is a result without its call. Of a tool message with several results
           the others stay; the whole message is set aside as it was.
         - Metadata or state that can't be read is set aside, and empty from then on; a number of turns becomes the
-          store's; a moment, another known one or now.
+          store's; a moment, another known one or now. A service's session that can't be read is gone, and a key that
+          does not fit it follows it; a time to expire that can't be read is none.
         - A name that can't be read (of an owner, a session or an agent) is written with replacement characters; an
           owner's and a session's get ``(session_key 7)`` appended, so that they are nobody else's.
         - A turn is not run again where nobody can know what it was to do or has done: its message, or a line of its

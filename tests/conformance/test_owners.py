@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from chatflow.core import upkeep
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.owners import ALL
@@ -466,3 +467,13 @@ async def test_no_service_id(store: StoreBackend, wrong: Any, error: type[Except
     no_agent: Any = "Support"
     with pytest.raises(TypeError, match="agent must be"):
         await store.get_by_service_id(no_agent, "resp_1")
+
+
+async def test_pending_turns_page_by_page(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many turns are pending, each is listed once, in the order they came."""
+    monkeypatch.setattr(upkeep, "SLICE", 2)
+    runner = Runner(SUPPORT, store)
+    for number in range(5):
+        await runner.for_owner("ann" if number % 2 else "bob").accept("s", "hello", message_id=f"m{number}")
+    assert [turn.message_id for turn in await store.pending_turns(owner=ALL)] == [f"m{number}" for number in range(5)]
+    assert [turn.message_id for turn in await store.for_owner("ann").pending_turns()] == ["m1", "m3"]

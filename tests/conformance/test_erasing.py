@@ -434,3 +434,12 @@ async def test_a_queued_turn(store: StoreBackend) -> None:
     await store.hide_owner("ann")
     assert await store.queue_turn(asks) is Lost.SESSION
     assert await store.pending_turns(owner=ALL) == ()
+
+
+async def test_session_that_has_yet_to_begin(store: StoreBackend) -> None:
+    """A session whose conversation is created with its first turn had nothing to erase, and begins afterwards."""
+    session = SUPPORT.create_session("s", store.for_owner("ann"))
+    store.adopt(session)
+    assert await store.erase_owner("ann") == NOTHING
+    await session.add_message(user("hello"))
+    assert await store.for_owner("ann").get("s") is session

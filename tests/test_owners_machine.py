@@ -191,7 +191,9 @@ class OwnersMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, session_id=st.sampled_from(AT_SERVICE), service_id=st.sampled_from(SERVICE_IDS))
     def create_at_service(self, owner: str, session_id: str, service_id: str) -> None:
-        new = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None, service=ServiceSession(service_id))
+        new = NewSession(
+            agent_name="Support", metadata=EMPTY, max_turns=None, service=ServiceSession(service_id, None, "a service")
+        )
         self.run(self.store.create_session(self.face(owner).key_of(session_id), new))
         if session_id not in self.owners[owner].conversations:
             self.begin(owner, session_id).service_id = service_id

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+import datetime as dt
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -11,16 +12,18 @@ from chatflow.core.codec import entry_from_json, entry_to_json, values_from_json
 from chatflow.core.journal import Entry
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 from chatflow.core.prompt import INTERRUPTED
-from chatflow.core.service import ServiceSession, ServiceStep, id_key
+from chatflow.core.service import ServiceSession, ServiceStep, digest_of, id_key
 from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.values import FrozenDict, thaw
 from chatflow.exceptions import SessionFormatError, UnstorableValueError
 from tests.strategies import calls, histories, results, says
 
+NOW: Final = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 service_ids = st.one_of(names, st.dictionaries(names, st.one_of(names, st.integers(), st.none()), min_size=1))
 sessions = st.builds(ServiceSession, service_ids, st.none() | names, st.none() | names, st.integers(0, 2**40))
-steps = st.builds(ServiceStep, sessions, st.none() | names, st.integers(0, 9))
+steps = st.builds(ServiceStep, sessions, st.none() | names, names)
 
 
 @given(sessions, steps)
@@ -78,10 +81,10 @@ def test_other_data(data: Any) -> None:
         ServiceSession.from_data(data)
 
 
-@pytest.mark.parametrize("change", [{"after": 1}, {"new": True}, {"session": None}, {"more": 1}])
+@pytest.mark.parametrize("change", [{"after": 1}, {"digest": 1}, {"session": None}, {"more": 1}])
 def test_other_step(change: Any) -> None:
     """A journal's line with what is no step is refused as a whole."""
-    data = {"session": SESSION, "after": None, "new": 1, **change}
+    data = {"session": SESSION, "after": None, "digest": "d", **change}
     text = '{"iteration":0,"service":' + values_to_json(FrozenDict(data)) + "}"
     with pytest.raises(SessionFormatError):
         entry_from_json(text)
@@ -95,6 +98,17 @@ def test_frozen() -> None:
     assert session.id == {"contextId": "c", "taskId": "t"}
     assert isinstance(session.id, FrozenDict)
     assert thaw(session.id) == {"contextId": "c", "taskId": "t"}
+
+
+@given(histories(max_size=4), histories(max_size=4))
+def test_digest_tells_what_was_said(one: list[Message], other: list[Message]) -> None:
+    """Two lists of messages have one digest where they say the same, whenever that was, and only there."""
+
+    def said(messages: list[Message]) -> list[Message]:
+        return [attrs.evolve(message, timestamp=NOW, extra={}, agent_name=None, usage=None) for message in messages]
+
+    assert (digest_of(one) == digest_of(other)) == (said(one) == said(other))
+    assert digest_of(one) == digest_of(said(one))
 
 
 # --- what is sent ------------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import hashlib
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal, cast
 
 import attrs
 import orjson
 
 from chatflow.core.envelopes import encode
+from chatflow.core.messages import Message
 from chatflow.core.values import FrozenDict, freeze, freeze_mapping
 
 OnLostServiceSession = Literal["raise", "replay"]
@@ -81,25 +83,26 @@ class ServiceSession:
 class ServiceStep:
     """What one reply has made of the service's session: *session* now, after the one whose `id_key` is *after*.
 
-    The service was sent *new* messages for it. A turn that is tried again from its journal goes on with *session* only
-    where it finds the same: others may have gone on with the service meanwhile, or have added what it has not seen.
+    *digest* is that of the messages which were new to the service then. A turn that is tried again from its journal
+    goes on with *session* only where it finds the same: others may have gone on with the service meanwhile, or have
+    changed what it was told.
     """
 
     session: ServiceSession
     after: str | None
-    new: int
+    digest: str
 
     def to_data(self) -> FrozenDict:
         """The form that is kept."""
-        return FrozenDict(session=self.session.to_data(), after=self.after, new=self.new)
+        return FrozenDict(session=self.session.to_data(), after=self.after, digest=self.digest)
 
     @classmethod
     def from_data(cls, data: object) -> ServiceStep:
         """What `to_data` gave; `TypeError` or `ValueError` for anything else."""
-        fields = _fields(data, {"session", "after", "new"})
-        if not isinstance(fields["after"], str | None):
-            raise TypeError(f"after must be a string or nothing, not {type(fields['after']).__name__}")
-        return cls(ServiceSession.from_data(fields["session"]), fields["after"], _count(fields["new"], "new"))
+        fields = _fields(data, {"session", "after", "digest"})
+        if not isinstance(fields["after"], str | None) or not isinstance(fields["digest"], str):
+            raise TypeError("a step names what it came after, if anything, and a digest")
+        return cls(ServiceSession.from_data(fields["session"]), fields["after"], fields["digest"])
 
 
 def _fields(data: object, names: set[str]) -> Mapping[str, Any]:
@@ -115,6 +118,19 @@ def _count(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"{name} must be a whole number of messages, not {value!r}")
     return value
+
+
+def digest_of(messages: Iterable[Message]) -> str:
+    """The same for messages that say the same, whenever they were said."""
+    said = [[encode(value) for value in _said(message)] for message in messages]
+    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _said(message: Message) -> tuple[Any, ...]:
+    calls = [[call.id, call.name, call.args] for call in message.tool_calls]
+    results = [[each.tool_call_id, each.name, each.content, each.is_error] for each in message.tool_results]
+    content = message.content if isinstance(message.content, str | None) else repr(message.content)
+    return message.role.value, content, calls, results
 
 
 def id_key(id_: ServiceSessionId) -> str:

@@ -267,7 +267,8 @@ class Turn:
         """Refuse a conversation that was found with another service's session than the asking one was made for."""
         session, found = self.session, place.session
         wanted = None if session.new is None else session.new.service
-        if wanted is not None and found is not None and found.service != wanted:
+        kept = None if found is None else found.service
+        if wanted is not None and found is not None and (kept is None or kept.id != wanted.id):
             raise SessionError(
                 f"session {shorten(session.session_id)} is stored already, and not with the service's session that it"
                 " was made for; give that one another session_id",

@@ -13,7 +13,7 @@ from chatflow.core.journal import Deed, record
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
-from chatflow.core.service import ServiceSession, ServiceStep, id_key
+from chatflow.core.service import ServiceSession, ServiceStep, digest_of, id_key
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 
@@ -72,6 +72,10 @@ class Working:
         self.window = window
         self.agent_name = base.agent_name
         self.service = base.service
+        self.changes = 0
+        """How often the messages have changed."""
+        # By a service's id: up to where it has seen the history.
+        self._reached = {} if base.service is None else {id_key(base.service.id): base.service.seen}
         self._pending = pending
         self._marks: dict[int, Snapshot] = {}
         self.values = self._first_values()
@@ -126,6 +130,7 @@ class Working:
         unmatched = self.window.unmatched(message)
         if unmatched is not None:
             raise UnmatchedToolResultError(session_id=session_id, tool_call_id=unmatched)
+        self.changes += 1
         if not self.window.add(message):
             logger.warning(
                 "session %s: a %s message before the first user message was not stored (rule: after the system"
@@ -135,9 +140,16 @@ class Working:
             )
         record(self, Deed(what="add", message=message))
 
-    def go_on_at_service(self, session: ServiceSession) -> None:
-        """Note the session that a service's reply has come to, which is the last message now."""
-        self.service = attrs.evolve(session, seen=self.window.end)
+    def go_on_at_service(self, session: ServiceSession, since: int | None = None) -> None:
+        """Note the session that a service's reply has come to, which is the last message now.
+
+        If more than that message has changed *since* it was asked, the service knows another history than this one, and
+        is left.
+        """
+        self.service = None
+        if since is None or self.changes == since + 1:
+            self.service = attrs.evolve(session, seen=self.window.end)
+            self._reached[id_key(session.id)] = self.window.end
 
     def resumes(self, step: ServiceStep) -> bool:
         """Whether a reply that was noted as *step*, and is to be added now, is still what the service would go on from.
@@ -145,17 +157,17 @@ class Working:
         Others may have committed since it was made.
         """
         after = None if self.service is None else id_key(self.service.id)
-        return after == step.after and self.unseen == step.new
+        return after == step.after and digest_of(self.unseen) == step.digest
 
     @property
-    def unseen(self) -> int:
-        """How many messages of the history the service has not seen; system messages aside."""
-        return self.history.body_length - self.seen
+    def unseen(self) -> tuple[Message, ...]:
+        """The messages that the service has not seen, system messages aside; also those that pruning will drop."""
+        return self.window.history().body_from(self.seen)
 
     @property
     def seen(self) -> int:
-        """How many messages of the history the service has seen, from its front; system messages aside."""
-        return 0 if self.service is None else max(0, self.service.seen - self.start)
+        """How many messages the service has seen of those that are kept until the commit; system messages aside."""
+        return 0 if self.service is None else max(0, self.service.seen - self.window.start)
 
     @property
     def start(self) -> int:
@@ -165,6 +177,7 @@ class Working:
     def clear(self) -> None:
         """Remove all messages. A service would remember them, so that what follows begins a new session there."""
         self.service = None
+        self.changes += 1
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
@@ -245,6 +258,9 @@ class Working:
         self._front = self.window.start
         self.agent_name = snapshot.agent_name
         self.service = snapshot.service
+        self.changes += 1
+        if self.service is not None and self._reached.get(id_key(self.service.id), 0) > self.service.seen:
+            self.service = None  # it has one id for all of it, and can't go back
         self.values = {"metadata": dict(snapshot.metadata), "state": dict(snapshot.state)}
         self._restored = True
 
@@ -263,6 +279,7 @@ class Working:
         for message in messages:
             window.add(message)
         self.window = window
+        self.changes += 1
         self._restored = True
         if self.service is not None and self.service.seen > window.end:
             self.service = None  # it would remember what is gone here

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
 from chatflow.core.events import Report, TextDelta
+from chatflow.core.messages import Message
 from chatflow.core.prompt import to_prompt
-from chatflow.core.service import OnLostServiceSession, ServiceSession, ServiceStep, id_key
+from chatflow.core.service import OnLostServiceSession, ServiceSession, ServiceStep, digest_of, id_key
 from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
@@ -31,6 +33,8 @@ class Asking:
         self._on_lost: Final = on_lost
         self._report: Final = report
         self._logged: Final[set[str]] = set()
+        self.since = 0
+        """How often the turn's messages had changed when a model was asked last."""
 
     async def ask(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], family: frozenset[str]
@@ -41,10 +45,11 @@ class Asking:
         """
         agent, instructions = contents.run.agent, await contents.instructions()
         working = self._turn.working
-        kept = working.service
+        kept, self.since = working.service, working.changes
         if kept is None:
+            new = working.unseen
             reply = await self._ask_anew(contents, engine, tools, instructions)
-            return reply, self._step(reply, engine, agent, None, working.unseen)
+            return reply, self._step(reply, engine, agent, None, new)
         self._refuse_choice(agent)
         self._refuse_other(kept, agent, engine, family)
         messages, seen = contents.unseen()
@@ -82,7 +87,7 @@ class Asking:
     async def _replay(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str
     ) -> tuple[EngineReply, ServiceStep | None]:
-        agent, new = contents.run.agent, self._turn.working.unseen
+        agent, new = contents.run.agent, self._turn.working.window.history().body_from(0)
         reply = await self._ask_anew(contents, engine, tools, instructions, keep=True)
         if reply.service_session_id is None:
             raise EngineError(
@@ -156,7 +161,7 @@ class Asking:
             )
 
     def _step(
-        self, reply: EngineReply, engine: Engine, agent: Agent, kept: ServiceSession | None, new: int
+        self, reply: EngineReply, engine: Engine, agent: Agent, kept: ServiceSession | None, new: Sequence[Message]
     ) -> ServiceStep | None:
         """What the reply has made of the session *kept*, or of none."""
         id_ = reply.service_session_id or (None if kept is None else kept.id)
@@ -170,4 +175,4 @@ class Asking:
                 " service_of(agent) that returns the service's name"
             )
         after = None if kept is None else id_key(kept.id)
-        return ServiceStep(ServiceSession(id_, agent.name, service), after, new)
+        return ServiceStep(ServiceSession(id_, agent.name, service), after, digest_of(new))

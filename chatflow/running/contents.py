@@ -23,6 +23,8 @@ class Contents:
     """Asks the agent's history provider, if it has one."""
     _chosen: Sequence[Message] = ()
     _chosen_from: Sequence[Message] | None = None
+    _is_told: bool = False
+    """Whether what was added has been sent: a service that keeps the history is sent it once."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -40,6 +42,7 @@ class Contents:
         The same beginning each time in a turn, as far as nobody changes the history behind it.
         """
         added, session = self.run.messages, self.run.session
+        self._is_told = True
         if self.choose is not None and self._chosen_from is None:
             self._chosen_from = session.history
             self._chosen = await self.choose()
@@ -59,14 +62,17 @@ class Contents:
 
         What was added is sent once: with the first request of its agent in this turn.
         """
-        history, seen = self.run.session.history, self.turn.working.seen
-        own = [message for message in self.run.split_history()[1] if message.role is not Role.SYSTEM]
+        working, added = self.turn.working, self.run.messages
+        history, seen = working.window.history(), working.seen
         body = list(history.body_from(0))
-        added = self.run.messages
-        place = len(body) - len(own) + self._place(own)
-        others = [message for message in added if message.role is not Role.SYSTEM] if place >= seen else []
         systems = [*history.systems_from(0), *(message for message in added if message.role is Role.SYSTEM)]
-        return [*systems, *body[:place], *others, *body[place:]], len(systems) + seen
+        if not self._is_told:
+            self._is_told = True
+            earlier = set(map(id, self.run.earlier))
+            own = [message for message in body if id(message) not in earlier]
+            place = max(seen, len(body) - len(own) + self._place(own))
+            body[place:place] = [message for message in added if message.role is not Role.SYSTEM]
+        return [*systems, *body], len(systems) + seen
 
     def _place(self, own: Sequence[Message]) -> int:
         """Where among the turn's *own* messages the added ones stand."""

@@ -150,12 +150,15 @@ class Loop:
         if self.report is not None:
             self.report(event)
 
-    async def _say(self, message: Message, service: ServiceStep | None = None) -> None:
-        """Add *message*, which has made *service* of a service's session, where one keeps the history."""
+    async def _say(self, message: Message, service: ServiceStep | None = None, since: int | None = None) -> None:
+        """Add *message*, which has made *service* of a service's session, where one keeps the history.
+
+        *since* is how often the messages had changed when it was asked for.
+        """
         await self.session.add_message(message)
         self.providing.said.append(message)
         if service is not None:
-            self.turn.working.go_on_at_service(service.session)
+            self.turn.working.go_on_at_service(service.session, since)
 
     async def _ask(self, agent: Agent, *, with_tools: bool = True) -> tuple[EngineReply, ServiceStep | None]:
         contents = await self.providing.prepare(agent)
@@ -176,7 +179,10 @@ class Loop:
         text = reply.text or ""
         message = Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra)
         self._count(message.usage)
-        await self._say(message, service)
+        await self._say(message, service, self.asking.since)
+        if reply.tool_calls:
+            # It was offered no tools: nobody will answer these calls, which the service would wait for.
+            self.turn.working.service = None
         response = AgentResponse(
             content=text,
             active_agent_name=agent.name,
@@ -192,10 +198,12 @@ class Loop:
         """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
         self._count(message.usage)
         contents = await self.providing.prepare(agent)
-        service = called.service
-        if ended is not None and service is not None and not self.turn.working.resumes(service):
-            service = None  # others have gone on there: these calls are news to it
-        await self._say(message, service)
+        service, since = called.service, self.asking.since
+        if ended is not None and service is not None:
+            since = self.turn.working.changes
+            if not self.turn.working.resumes(service):
+                service = None  # others have gone on there: these calls are news to it
+        await self._say(message, service, since)
         self.called += [call.name for call in message.tool_calls]
         tools = {tool.name: tool for tool in contents.tools}
         keeps_journal = self.turn.claim is not None

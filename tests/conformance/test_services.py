@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import attrs
 import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import Message, Role, ToolCall, ToolResult
+from chatflow.core.providers import ContextProvider, RunContext
 from chatflow.core.service import id_key
 from chatflow.core.session import AgentSession
 from chatflow.core.store import BaseSessionStore
@@ -471,7 +473,7 @@ async def test_reply_without_text(store: BaseSessionStore) -> None:
 
 
 async def test_many_messages_by_hand(open_store: OpenStore) -> None:
-    """Where the window has moved past what the service has seen, it is sent what is left of the rest."""
+    """Where the window has moved past what the service has seen, it is sent all that was left of the rest."""
     engine = A2AEngine()
     agent = agent_of(engine)
     session = agent.create_session("s", store=open_store(default_max_turns=2))
@@ -479,7 +481,7 @@ async def test_many_messages_by_hand(open_store: OpenStore) -> None:
     for text in ("two", "three", "four"):
         await session.add_message(user(text))
     await agent.run("five", session=session)
-    assert sent(engine.requests[-1]) == ["four", "five"]
+    assert sent(engine.requests[-1]) == ["three", "four", "five"]
     await agent.run("six", session=session)
     assert sent(engine.requests[-1]) == ["six"]
 
@@ -569,3 +571,148 @@ async def test_id_that_no_engine_has_used(store: BaseSessionStore) -> None:
     await agent.run("one", session=session)
     assert session.service_session_id is not None
     assert await store.get_by_service_id(agent, session.service_session_id) is session
+
+
+async def test_resumed_after_the_same_number_of_others(store: BaseSessionStore) -> None:
+    """Where what the service was told has been taken back, a resumed turn goes on without it."""
+    engine, _, runner = failing_after_its_tool(store)
+    await runner.run_async("s", "one")
+    session = await runner.get_session("s")
+    assert session is not None
+    await session.add_message(user("draft"))
+    with pytest.raises(RuntimeError, match="down"):
+        await runner.run_async("s", "go", message_id="m1")
+    await session.rollback_to(len(session.history) - 1)
+    await session.add_message(user("corrected"))
+    await runner.run_async("s", "go", message_id="m1")
+    assert sent(engine.requests[-1])[:2] == ["corrected", "go"]
+    assert "draft" not in str(next(reversed(engine.kept.values())))
+
+
+async def test_resumed_after_a_replay_and_clearing(store: BaseSessionStore) -> None:
+    """What was cleared after a replay is not taken up again by the turn that had replayed it."""
+    engine, agent, _ = failing_after_its_tool(store)
+    runner = Runner(agent, store, on_lost_service_session="replay")
+    await runner.run_async("s", "SECRET")
+    engine.forget()
+    with pytest.raises(RuntimeError, match="down"):
+        await runner.run_async("s", "go", message_id="m1")
+    session = await runner.get_session("s")
+    assert session is not None
+    await session.clear_history()
+    await runner.run_async("s", "go", message_id="m1")
+    assert "SECRET" not in str(next(reversed(engine.kept.values())))
+
+
+@pytest.mark.parametrize("does", ["adds", "clears"])
+async def test_changed_while_the_model_is_asked(store: BaseSessionStore, does: str) -> None:
+    """What the turn's own tasks change while the model is asked ends the service's session, which can't know of it."""
+    changed: list[AgentSession] = []
+
+    class Slow(A2AEngine):
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            reply = await super().generate(request)
+            for session in changed:
+                await (session.add_message(user("LATER")) if does == "adds" else session.clear_history())
+            changed.clear()
+            return reply
+
+    engine = Slow(ScriptedEngine(["one!", ScriptedEngine.call("look"), "done"], default="yes"))
+    agent = agent_of(engine)
+
+    @agent.tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        changed.append(context.session)
+        return "there"
+
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    await agent.run("two", session=session)
+    assert session.service_session_id is None
+    await agent.run("three", session=session)
+    kept = "".join(message.text for message in next(reversed(engine.kept.values())))
+    assert ("LATER" in kept) == (does == "adds")
+    assert ("one!" in kept) == (does == "adds")
+
+
+async def test_window_that_moves_within_a_turn(open_store: OpenStore) -> None:
+    """The results of the service's calls are sent though the window has moved past them in the same turn."""
+
+    class Noting(ContextProvider):
+        async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+            context.add_messages(user("STORED"), store=True)
+
+    engine = A2AEngine(ScriptedEngine(["one!", ScriptedEngine.call("transfer_to_billing"), "billing here"]))
+    billing = Agent("Billing", engine=engine, context_providers=[Noting()])
+    support = Agent("Support", engine=engine, handoffs=[billing])
+    session = support.create_session("s", store=open_store(default_max_turns=1))
+    await support.run("one", session=session)
+    await support.run("two", session=session)
+    assert sent(engine.requests[-1]) == ["transfer_to_billing", "STORED"]
+
+
+async def test_calls_that_nobody_answers(store: BaseSessionStore) -> None:
+    """A service that calls tools when it was offered none is left, since it would wait for answers for ever."""
+    call = ScriptedEngine.call("look")
+    engine = A2AEngine(ScriptedEngine([call, call, "fresh"]))
+    agent = agent_of(engine)
+    agent.tool(name="look")(lambda: "there")
+    runner = Runner(agent, store, max_tool_iterations=1)
+    response = await runner.run_async("s", "one")
+    assert response.stop_reason == "tool_limit"
+    assert (await runner.run_async("s", "two")).content == "fresh"
+    assert engine.requests[-1].service_session_id is None
+
+
+async def test_one_id_for_life_can_not_go_back(store: BaseSessionStore) -> None:
+    """A service that keeps its id is left where a checkpoint goes back behind what it has seen."""
+
+    class Same(A2AEngine):
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            self.requests.append(request)
+            return attrs.evolve(await self.inner.generate(request), service_session_id="conv_1")
+
+    engine = Same()
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    async with session.turn():
+        checkpoint = session.checkpoint()
+        await session.add_message(user("no"))
+        await session.rollback_to(checkpoint)
+        assert session.service_session_id == "conv_1"
+        turn = session.member_turn
+        assert turn is not None
+        assert turn.working.service is not None
+        await session.add_message(user("two"))
+        turn.working.go_on_at_service(turn.working.service)
+        await session.rollback_to(checkpoint)
+    assert session.service_session_id is None
+
+
+async def test_added_once_in_a_turn(store: BaseSessionStore) -> None:
+    """What a context provider adds without storing it is sent once, whatever a tool takes back in between."""
+
+    class Noting(ContextProvider):
+        async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+            context.add_messages(user("CONTEXT"))
+
+    call = ScriptedEngine.call("look")
+    engine = A2AEngine(ScriptedEngine([call, call, "done"]))
+    agent = Agent("Support", engine=engine, context_providers=[Noting()])
+    agent.tool(name="look")(lambda: "there")
+    await agent.run("one", session=agent.create_session("s", store=store))
+    assert [sent(request) for request in engine.requests] == [["CONTEXT", "one"], ["look"], ["look"]]
+
+
+async def test_same_id_again(store: BaseSessionStore) -> None:
+    """A session that is made for the id that its conversation has already goes on with it."""
+    engine = A2AEngine()
+    agent = agent_of(engine)
+    session = agent.create_session("s", store=store)
+    await agent.run("one", session=session)
+    assert session.service_session_id is not None
+    again = agent.get_session(session.service_session_id, "s", store=store)
+    await agent.run("two", session=again)
+    assert sent(engine.requests[-1]) == ["two"]

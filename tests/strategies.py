@@ -297,6 +297,10 @@ service_sessions: Final = st.builds(
 )
 
 
+owners: Final = st.just("") | names.filter(lambda name: not name.startswith("\0"))
+"""Nobody, or anybody: names that begin with a NUL are reserved."""
+
+
 def history_of(messages: Iterable[Message]) -> History:
     """The history that holds these."""
     window = Window()
@@ -323,7 +327,7 @@ def sessions(draw: st.DrawFn) -> AgentSession:
         seen = draw(st.integers(0, begun.history.body_length))
         begun = attrs.evolve(begun, service=attrs.evolve(begun.service, seen=seen))
     session = kind.__new__(kind)
-    session.keep_alone(Key(draw(st.just("") | names), draw(names)), begun, None)
+    session.keep_alone(Key(draw(owners), draw(names)), begun, None)
     session.metadata.update(draw(changes))
     session.state.update(draw(changes))
     return session

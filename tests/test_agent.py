@@ -39,20 +39,22 @@ def handoff_tool(agent: Agent) -> Tool:
 
 def test_agent_keeps_what_it_is_given() -> None:
     """An agent shows its arguments as attributes, sequences as tuples."""
-    engine, peer, own = SilentEngine(), Agent("Billing"), tool(look_up)
-    agent = Agent("Support", "Help.", "gpt-4o", [own], [peer], engine)
+    engine, peer, own, settings = SilentEngine(), Agent("Billing"), tool(look_up), {"temperature": 0}
+    agent = Agent("Support", "Help.", "gpt-4o", [own], [peer], engine, settings=settings)
     assert (agent.name, agent.instructions, agent.model, agent.engine) == ("Support", "Help.", "gpt-4o", engine)
     assert (agent.tools, agent.handoffs) == ((own,), (peer,))
+    settings.clear()
+    assert agent.settings == {"temperature": 0}
 
 
 def test_defaults() -> None:
     """An agent needs only a name."""
     agent = Agent("Support")
     assert (agent.instructions, agent.model, agent.engine) == ("", "gemini-2.5-flash", None)
-    assert (agent.tools, agent.handoffs, agent.all_tools()) == ((), (), ())
+    assert (agent.tools, agent.handoffs, agent.all_tools(), agent.settings) == ((), (), (), {})
 
 
-@pytest.mark.parametrize("attribute", ["name", "instructions", "model", "engine", "tools", "handoffs"])
+@pytest.mark.parametrize("attribute", ["name", "instructions", "model", "engine", "tools", "handoffs", "settings"])
 def test_agent_is_read_only(attribute: str) -> None:
     """An agent's attributes can't be set."""
     with pytest.raises(AttributeError):
@@ -95,6 +97,8 @@ def test_refused_name_or_model(argument: str, value: Any, error: type[Exception]
         ({"tools": [5]}, "a tool is made from a function, method or callable object, not int"),
         ({"handoffs": Agent("Billing")}, "handoffs must be a list or the like, not Agent"),
         ({"handoffs": ["Billing"]}, "handoffs are agents, not str"),
+        ({"settings": ["temperature"]}, "settings must be a mapping, not list"),
+        ({"settings": {5: 0}}, "a setting's name must be a string, not int"),
     ],
 )
 def test_refused_argument(arguments: dict[str, Any], message: str) -> None:

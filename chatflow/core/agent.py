@@ -12,6 +12,7 @@ from chatflow.core.handoffs import handoff_tool, handoff_tool_name
 from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
 from chatflow.core.service import ServiceSession
 from chatflow.core.tools import Tool, to_tool
+from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import HandoffError, ToolError, shorten
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ class Agent:
     called on the event loop at each turn, so it must not block. *tools* are tools or functions to make tools of.
     *handoffs* are agents this one may hand the conversation to; two may name each other, with `add_handoff`. *engine*
     answers for this agent; without one the runner's does, by *model*. *context_providers* add to its runs, in this
-    order; at most one of them is a `HistoryProvider`.
+    order; at most one of them is a `HistoryProvider`. *settings* go with each of its requests, by the names that the
+    engine knows them by, and before the engine's own: ``{"temperature": 0, "tool_choice": "auto"}``.
 
     Raises:
         ToolError: A function can't be made a tool, or two tools have one name.
         HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
         TypeError: An argument is of a wrong type.
-        ValueError: *name* or *model* is blank, or two providers have one name or both choose the history.
+        ValueError: *name*, *model* or a setting's name is blank, or two providers have one name or both choose the
+            history.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Agent:
         handoffs: Iterable[Agent] = (),
         engine: Engine | None = None,
         context_providers: Iterable[ContextProvider] = (),
+        settings: Mapping[str, Any] = EMPTY,
     ) -> None:
         self._name: Final = _named("name", name)
         self._model: Final = _named("model", model)
@@ -68,6 +72,9 @@ class Agent:
             raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
         self._engine: Final = engine
         self._context_providers: Final = _providers(context_providers)
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
+        self._settings: Final = FrozenDict({_named("a setting's name", name): settings[name] for name in settings})
         self._tools: dict[str, Tool] = {}
         self._handoffs: dict[str, tuple[Agent, Tool]] = {}
         for each in _several("tools", tools):
@@ -109,6 +116,11 @@ class Agent:
     def context_providers(self) -> tuple[ContextProvider, ...]:
         """What adds to its runs, in the order of the calls."""
         return self._context_providers
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What goes with each of its requests, by name."""
+        return self._settings
 
     @property
     def history_provider(self) -> HistoryProvider | None:

@@ -57,7 +57,13 @@ class Asking:
         prompt = to_service_prompt(messages, seen, instructions)
         self._log(prompt.repairs)
         new = working.unseen
-        request = EngineRequest(agent=agent, messages=prompt.messages, tools=tools, service_session_id=kept.id)
+        request = EngineRequest(
+            agent=agent,
+            messages=prompt.messages,
+            tools=tools,
+            service_session_id=kept.id,
+            settings=agent.settings,
+        )
         try:
             reply = await self._generate(engine, request)
         except ServiceSessionLostError as error:
@@ -78,7 +84,9 @@ class Asking:
         prompt = to_prompt(await contents.messages(), instructions)
         self._log(prompt.repairs)
         agent = contents.run.agent
-        request = EngineRequest(agent=agent, messages=prompt.messages, tools=tools, keep_at_service=keep)
+        request = EngineRequest(
+            agent=agent, messages=prompt.messages, tools=tools, keep_at_service=keep, settings=agent.settings
+        )
         reply = await self._generate(engine, request)
         if reply.service_session_id is not None:
             self._refuse_choice(agent)

@@ -5,11 +5,12 @@ What OpenAI would refuse it refuses, with 400 and in OpenAI's words, whatever is
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -19,6 +20,8 @@ import attrs
 
 HANG: Final = "<the server never answers>"
 DISCONNECT: Final = "<the server hangs up>"
+END: Final = "<the server ends its stream as if it were whole>"
+DRIP: Final = "<the server's stream never ends>"
 
 
 @attrs.frozen
@@ -30,8 +33,29 @@ class Status:
     headers: Mapping[str, str] = attrs.field(factory=dict)
 
 
-Answer: TypeAlias = "str | Mapping[str, Any] | Status"
-"""Text to answer with, an assistant's message, an HTTP answer, HANG or DISCONNECT."""
+@attrs.frozen
+class Partly:
+    """A streamed answer of which so many events come before *then*: HANG, DISCONNECT, END, DRIP, or an event's data.
+
+    Data comes instead of the next event, and then the others do, as if nothing had been.
+    """
+
+    answer: Any
+    events: int
+    then: str
+
+
+@attrs.frozen
+class Events:
+    """A streamed answer: the data of its events, and what comes after so many of them."""
+
+    data: Sequence[str]
+    count: int
+    then: str
+
+
+Answer: TypeAlias = "str | Mapping[str, Any] | Status | Partly"
+"""Text to answer with, an assistant's message, an HTTP answer, HANG, DISCONNECT, or a stream that goes wrong."""
 
 
 def error(status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None) -> Status:
@@ -54,12 +78,16 @@ def tool_calls(*calls: tuple[str, str, str], **fields: Any) -> dict[str, Any]:
 
 
 class ModelServer:
-    """What it was asked (`requests`, bodies; `keys`, the bearer tokens) and what it will say (`script`)."""
+    """What it was asked (`requests`, bodies; `keys`, the bearer tokens) and what it will say (`script`).
+
+    *left* is set once a client has hung up on a stream that hangs.
+    """
 
     def __init__(self, url: str) -> None:
         self.url: Final = url
         self.requests: Final[list[dict[str, Any]]] = []
         self.keys: Final[list[str]] = []
+        self.left = anyio.Event()
         self._answers: Final[deque[Any]] = deque()
 
     def script(self, *answers: Answer) -> None:
@@ -68,6 +96,7 @@ class ModelServer:
         self._answers.extend(answers)
         self.requests.clear()
         self.keys.clear()
+        self.left = anyio.Event()
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
         """Answer one request, and hang up."""
@@ -79,17 +108,40 @@ class ModelServer:
             answer = self.answer(path, request)
             if answer == HANG:
                 await stream.receive()  # returns, with an error, when the client has gone
+            if isinstance(answer, Events):
+                await self._tell(stream, answer)
             if isinstance(answer, Status):
                 await stream.send(_http(answer))
 
-    def answer(self, path: str, request: Mapping[str, Any]) -> Status | str:
-        """The next answer to a request for *path*: an HTTP answer, HANG or DISCONNECT."""
+    async def _tell(self, stream: anyio.abc.SocketStream, events: Events) -> None:
+        await stream.send(_STREAM_HEAD)
+        told: Iterable[str] = events.data[: events.count]
+        if events.then == DRIP:
+            told = itertools.cycle(events.data[1 : events.count])
+        elif events.then not in {HANG, DISCONNECT, END}:
+            told = [*told, events.then, *events.data[events.count + 1 :]]
+        for data in told:
+            await stream.send(_chunk(f"data: {data}\n\n".encode()))
+        if events.then == HANG:
+            with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+                await stream.receive()
+            self.left.set()
+        elif events.then != DISCONNECT:
+            await stream.send(_chunk(b""))
+
+    def answer(self, path: str, request: Mapping[str, Any]) -> Status | Events | str:
+        """The next answer to a request for *path*: an HTTP answer, a stream of events, HANG or DISCONNECT."""
         assert path.endswith("/chat/completions"), path
         refused = refusal(request)
         if refused is not None:
             return error(400, refused)
         answer = self.next_scripted()
-        return answer if isinstance(answer, Status) or answer in (HANG, DISCONNECT) else _completion(answer, request)
+        if isinstance(answer, Status) or answer in (HANG, DISCONNECT):
+            unmade: Status | str = answer
+            return unmade
+        if request.get("stream"):
+            return streamed(answer, lambda whole: _chunks(_completion(whole, request).body, request))
+        return _completion(answer, request)
 
     def next_scripted(self) -> Any:
         """What the script says next, off the script; an HTTP error that says so where it has come to its end."""
@@ -140,6 +192,54 @@ def _http(answer: Status) -> bytes:
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     head = "".join(f"{name}: {value}\r\n" for name, value in {**headers, **answer.headers}.items())
     return f"HTTP/1.1 {answer.status} Scripted\r\n{head}\r\n".encode() + body
+
+
+def streamed(answer: Any, events: Callable[[Any], list[str]]) -> Events:
+    """The stream of an answer whose data, were it whole, *events* gives."""
+    if isinstance(answer, Partly):
+        return Events(events(answer.answer), answer.events, answer.then)
+    data = events(answer)
+    return Events(data, len(data), END)
+
+
+def words(text: str) -> list[str]:
+    """The text in pieces, as models stream it."""
+    return re.findall(r"\s*\S+|\s+", text)
+
+
+_STREAM_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _chunks(completion: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
+    """A completion as OpenAI streams it: a role, words, each call's name and then its arguments, the end, the usage."""
+    choice = completion["choices"][0]
+    message = choice["message"]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": "", "refusal": None}]
+    for name in ("reasoning_content", "refusal", "content"):
+        deltas += [{name: word} for word in words(message.get(name) or "")]
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        half = len(arguments) // 2
+        deltas.append({"tool_calls": [{"index": index, **call, "function": {**call["function"], "arguments": ""}}]})
+        for part in (arguments[:half], arguments[half:]):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    head = {name: completion[name] for name in ("id", "created", "model", "service_tier")}
+    head["object"] = "chat.completion.chunk"
+    ended = [(delta, None) for delta in deltas] + [({}, choice["finish_reason"])]
+    usage = {"usage": None} if (request.get("stream_options") or {}).get("include_usage") else {}
+    chunks: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}], **usage}
+        for delta, reason in ended
+    ]
+    if usage:
+        chunks.append({**head, "choices": [], "usage": completion["usage"]})
+    return [*map(json.dumps, chunks), "[DONE]"]
 
 
 def _completion(answer: str | Mapping[str, Any], request: Mapping[str, Any]) -> Status:

@@ -17,6 +17,7 @@ thing: a result sent twice is refused.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -24,7 +25,19 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from tests.model_server import DISCONNECT, HANG, Answer, ModelServer, Status, error, serving
+from tests.model_server import (
+    DISCONNECT,
+    HANG,
+    Answer,
+    Events,
+    ModelServer,
+    Partly,
+    Status,
+    error,
+    serving,
+    streamed,
+    words,
+)
 
 Item: TypeAlias = dict[str, Any]
 """An item of a request's input or of a response's output."""
@@ -131,8 +144,8 @@ class ResponsesServer(ModelServer):
             for each in [id_] if id_ is not None else list(kept):
                 kept.pop(each, None)
 
-    def answer(self, path: str, request: Mapping[str, Any]) -> Status | str:
-        """The next answer to a request for *path*: an HTTP answer, HANG or DISCONNECT."""
+    def answer(self, path: str, request: Mapping[str, Any]) -> Status | Events | str:
+        """The next answer to a request for *path*: an HTTP answer, a stream of events, HANG or DISCONNECT."""
         if not path.endswith("/responses"):
             return super().answer(path, request)
         refused = self.refusal(request)
@@ -144,7 +157,11 @@ class ResponsesServer(ModelServer):
         if isinstance(answer, Status) or answer in (HANG, DISCONNECT):
             unmade: Status | str = answer
             return unmade
-        response = self._response({"output": [message(answer)]} if isinstance(answer, str) else answer, request)
+        whole = answer.answer if isinstance(answer, Partly) else answer
+        response = self._response({"output": [message(whole)]} if isinstance(whole, str) else whole, request)
+        if request.get("stream") and not unheard:
+            told = attrs.evolve(answer, answer=response) if isinstance(answer, Partly) else response
+            return streamed(told, _events)
         return DISCONNECT if unheard else Status(200, response)
 
     def context(self, request: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -208,6 +225,35 @@ class ResponsesServer(ModelServer):
         return None if unpaired is None else error(400, unpaired)
 
 
+def _events(response: Mapping[str, Any]) -> list[str]:
+    """A response as OpenAI streams it: its beginning, each item's words, and the whole at the end."""
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    told: list[dict[str, Any]] = [
+        {"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")
+    ]
+    for index, item in enumerate(response["output"] or ()):
+        place = {"output_index": index, "item_id": item.get("id")}
+        told.append({"type": "response.output_item.added", "item": item, **place})
+        for number, part in enumerate(item.get("summary") or ()):
+            told += [
+                {"type": "response.reasoning_summary_text.delta", "delta": word, "summary_index": number, **place}
+                for word in words(part["text"])
+            ]
+        for number, part in enumerate(item.get("content") or ()):
+            kind = {"refusal": "refusal", "reasoning_text": "reasoning_text"}.get(part["type"], "output_text")
+            told += [
+                {"type": f"response.{kind}.delta", "delta": word, "content_index": number, "logprobs": [], **place}
+                for word in words(part.get("text") or part.get("refusal") or "")
+            ]
+        told += [
+            {"type": "response.function_call_arguments.delta", "delta": word, **place}
+            for word in words(item.get("arguments") or "")
+        ]
+        told.append({"type": "response.output_item.done", "item": item, **place})
+    told.append({"type": f"response.{response['status']}", "response": response})
+    return [json.dumps({**event, "sequence_number": number}) for number, event in enumerate(told)]
+
+
 def responses_server() -> AbstractAsyncContextManager[ResponsesServer]:
     """Serve on a free port of loopback until left."""
     return serving(ResponsesServer)
@@ -226,6 +272,7 @@ _PARAMETERS: Final = {
     "reasoning",
     "service_tier",
     "store",
+    "stream",
     "temperature",
     "text",
     "tool_choice",

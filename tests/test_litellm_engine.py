@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from blockbuster import BlockBuster
 
-from chatflow import exceptions
+from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import (
@@ -32,7 +32,9 @@ from chatflow.core.messages import (
 )
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
-from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, PROVIDER_KEY, litellm_name
+from chatflow.engines.arguments import Asked, completion_arguments
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, MODEL_KEY, PROVIDER_KEY, litellm_name
+from chatflow.engines.failures import lacks_key
 from chatflow.engines.litellm_form import (
     CALL_FIELDS_KEY,
     from_litellm_response,
@@ -87,7 +89,7 @@ def server(running_server: ModelServer) -> ModelServer:
 @pytest.fixture
 def engine(server: ModelServer) -> LiteLLMEngine:
     """An engine that asks the server."""
-    return LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url)
+    return LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url)
 
 
 def request(*messages: Message | str, model: str = "openai/test", **fields: Any) -> EngineRequest:
@@ -483,7 +485,7 @@ def test_settings_of_the_engine() -> None:
 
 def test_repr_without_the_key() -> None:
     """The key is not in the engine's repr."""
-    assert repr(LiteLLMEngine("gpt-4o", api_key=KEY)) == "LiteLLMEngine(model='gpt-4o', timeout=60)"
+    assert repr(LiteLLMEngine("gpt-4o", api_key=KEY)) == "LiteLLMEngine(models=['gpt-4o'], timeout=60, attempts=3)"
 
 
 # -- a real server -------------------------------------------------------------------------------------------------
@@ -502,6 +504,7 @@ async def test_text(server: ModelServer, engine: LiteLLMEngine) -> None:
             "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 2, "audio_tokens": 0},
         },
+        extra={MODEL_KEY: "openai/test"},
         finish_reason="stop",
     )
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
@@ -548,7 +551,7 @@ async def test_malformed_arguments_over_http(server: ModelServer, engine: LiteLL
     """Arguments that are cut off reach the caller as written, and the call can be answered and sent back."""
     server.script(tool_calls(("c1", "look_up", '{"order_id": ')), "Sorry.")
     asked = await engine.generate(request(tools=[LOOK_UP]))
-    assert asked.extra == {INVALID_ARGUMENTS_KEY: {"0": '{"order_id": '}}
+    assert asked.extra == {INVALID_ARGUMENTS_KEY: {"0": '{"order_id": '}, MODEL_KEY: "openai/test"}
     await engine.generate(request(*answered(*asked.tool_calls, extra=asked.extra), tools=[LOOK_UP]))
     assert server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
 
@@ -578,7 +581,7 @@ async def test_lone_surrogates_over_http(server: ModelServer, engine: LiteLLMEng
 async def test_settings(server: ModelServer) -> None:
     """The engine's settings are sent, those of a request before them, and an output schema as a response format."""
     settings = {"temperature": 0, "max_tokens": 10}
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, settings=settings)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, settings=settings)
     server.script("{}")
     await engine.generate(request(settings={"max_tokens": 20}, output_schema={"type": "object"}))
     sent = server.requests[0]
@@ -586,11 +589,39 @@ async def test_settings(server: ModelServer) -> None:
     assert sent["response_format"]["json_schema"] == {"name": "answer", "schema": {"type": "object"}}
 
 
+async def test_settings_of_an_agent(server: ModelServer) -> None:
+    """An agent's settings go with its requests, before the engine's."""
+    settings = {"temperature": 0, "max_tokens": 10}
+    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, settings=settings)
+    server.script("Hello.")
+    await Runner(Agent("Support", engine=engine, settings={"max_tokens": 20, "top_p": 0.5})).run_async("c1", "Hi")
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["max_tokens"], sent["top_p"]) == (0, 20, 0.5)
+
+
+@pytest.mark.parametrize("service_history", [False, True])
+def test_choice_without_tools(service_history: bool) -> None:
+    """How to choose among tools is left out of a request that has none, which providers would refuse."""
+    engine = LiteLLMEngine("gpt-4o", settings={"tool_choice": "required", "parallel_tool_calls": False})
+    chosen: list[set[str]] = []
+    for tools in ([LOOK_UP], []):
+        asked = Asked(request(tools=tools), "gpt-4o", service_history, session=None)
+        chosen.append({"tool_choice", "parallel_tool_calls"} & set(engine._arguments_for(asked)))
+    assert chosen == [{"tool_choice", "parallel_tool_calls"}, set()]
+
+
 async def test_settings_of_a_request_are_checked(server: ModelServer, engine: LiteLLMEngine) -> None:
     """A request's setting that the engine decides about is refused before anything is sent."""
     with pytest.raises(ValueError, match="'max_retries'"):
         await engine.generate(request(settings={"max_retries": 3}))
     assert server.requests == []
+
+
+@pytest.mark.parametrize("name", ["fallbacks", "context_window_fallback_dict", "num_retries", "retry_policy", "stream"])
+def test_settings_that_would_ask_again(name: str) -> None:
+    """What would make litellm ask again, or in another way, is refused."""
+    with pytest.raises(ValueError, match=name):
+        LiteLLMEngine(settings={name: 3})
 
 
 @pytest.mark.parametrize(
@@ -604,7 +635,8 @@ async def test_settings_of_a_request_are_checked(server: ModelServer, engine: Li
 )
 def test_history_with_calls_and_no_tools(model: str, expected: set[str]) -> None:
     """Providers that refuse calls where no tools are named get stand-ins, and the model may call none."""
-    arguments = LiteLLMEngine()._arguments(request(*answered(CALL), model=model), model)
+    asked = Asked(request(*answered(CALL)), model, at_service=False, session=None)
+    arguments = completion_arguments(asked, {}, stream=False)
     assert {"tools", "tool_choice"} & set(arguments) == expected
     assert arguments.get("tool_choice", "none") == "none"
     assert [tool["function"]["name"] for tool in arguments.get("tools", [])] == ["look_up"] * bool(expected)
@@ -612,7 +644,8 @@ def test_history_with_calls_and_no_tools(model: str, expected: set[str]) -> None
 
 def test_no_calls_and_no_tools() -> None:
     """Without calls in the history no tools are made up."""
-    assert "tools" not in LiteLLMEngine()._arguments(request(), "anthropic/claude-sonnet-4-5")
+    asked = Asked(request(), "anthropic/claude-sonnet-4-5", at_service=False, session=None)
+    assert "tools" not in completion_arguments(asked, {}, stream=False)
 
 
 FAILURES: list[tuple[Any, type[exceptions.EngineError], int | None]] = [
@@ -693,7 +726,7 @@ async def test_retries_set_globally(
 async def test_hanging_server(server: ModelServer) -> None:
     """A server that never answers is asked once, and given up after the timeout."""
     server.script(HANG)
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, timeout=1)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, timeout=1)
     with pytest.raises(exceptions.EngineTimeoutError, match="within 1 s"):
         await engine.generate(request())
     assert len(server.requests) == 1
@@ -701,7 +734,7 @@ async def test_hanging_server(server: ModelServer) -> None:
 
 async def test_refused_connection(server: ModelServer) -> None:
     """A server that is not there is unavailable, though no key is set for it."""
-    engine = LiteLLMEngine("xai/test", api_base="http://127.0.0.1:1/v1")
+    engine = LiteLLMEngine("xai/test", attempts=1, api_base="http://127.0.0.1:1/v1")
     with pytest.raises(exceptions.EngineUnavailableError):
         await engine.generate(request())
 
@@ -741,9 +774,7 @@ def test_missing_key_without_words(
     monkeypatch.delenv("XAI_API_KEY", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    engine = LiteLLMEngine()
-    engine._litellm = SimpleNamespace(**globals_)
-    assert engine._has_no_key("grok-4") is expected
+    assert lacks_key(SimpleNamespace(**globals_), "grok-4") is expected
 
 
 async def test_loaded_once(server: ModelServer, engine: LiteLLMEngine) -> None:

@@ -27,7 +27,7 @@ from chatflow.core.messages import (
 )
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
-from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, MODEL_KEY
 from tests.model_server import DISCONNECT, HANG, Status, error
 from tests.responses_server import (
     ResponsesServer,
@@ -90,7 +90,7 @@ def server(running_server: ResponsesServer) -> ResponsesServer:
 @pytest.fixture
 def engine(server: ResponsesServer) -> LiteLLMEngine:
     """An engine that asks the server, which keeps every history."""
-    return LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, service_history=True)
+    return LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, service_history=True)
 
 
 def request(*said: Message | str, session: Any = None, model: str = "openai/test", **fields: Any) -> EngineRequest:
@@ -125,7 +125,7 @@ async def test_way(server: ResponsesServer, service_history: bool, fields: dict[
     """A request goes to the Responses API if the service is to keep its history, and to chat completions if not."""
     server.conversations["conv_1"] = ()
     server.script("Hello.")
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, service_history=service_history)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, service_history=service_history)
     assert (await engine.generate(request(**fields))).text == "Hello."
     assert field in server.requests[0]
 
@@ -170,6 +170,7 @@ async def test_first_request(server: ResponsesServer, engine: LiteLLMEngine) -> 
             "completion_tokens_details": {"reasoning_tokens": 2},
             "total_tokens": 18,
         },
+        extra={MODEL_KEY: "openai/test"},
         service_session_id=id_,
         finish_reason="stop",
     )
@@ -250,7 +251,7 @@ async def test_whole_history(server: ResponsesServer, engine: LiteLLMEngine) -> 
 
 async def test_history_of_both_kinds(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """What was said in one way can be told in the other: chat completions take a response, and the other way round."""
-    completions = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url)
+    completions = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url)
     server.script({"output": [reasoning(encrypted_content="g"), message("Hello.")]}, "Yes?", "Bye.")
     first = await engine.generate(request("Hi"))
     second = await completions.generate(request("Hi", kept(first), "Well"))
@@ -283,7 +284,7 @@ async def test_malformed_arguments(server: ResponsesServer, engine: LiteLLMEngin
     """Arguments that are cut off reach the caller as written, and the call can be answered."""
     server.script(calls(("c1", "look_up", '{"order_id": ')), "Sorry.")
     asked = await engine.generate(request(tools=[LOOK_UP]))
-    assert asked.extra == {INVALID_ARGUMENTS_KEY: {"0": '{"order_id": '}}
+    assert asked.extra == {INVALID_ARGUMENTS_KEY: {"0": '{"order_id": '}, MODEL_KEY: "openai/test"}
     assert (await engine.generate(request(SENT, session=asked.service_session_id))).text == "Sorry."
 
 
@@ -301,7 +302,7 @@ async def test_cut_off_answer(server: ResponsesServer, engine: LiteLLMEngine) ->
 async def test_settings(server: ResponsesServer) -> None:
     """The engine's settings are sent, those of a request before them, and an output schema as the text's format."""
     settings = {"temperature": 0, "max_tokens": 100, "text": {"verbosity": "low"}, "extra_body": {"truncation": "auto"}}
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, settings=settings)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, settings=settings)
     server.kept["resp_1"] = ()
     server.script("{}")
     await engine.generate(
@@ -320,7 +321,7 @@ async def test_refused_settings(server: ResponsesServer, settings: dict[str, Any
     (name,) = settings
     with pytest.raises(ValueError, match=f"'{name}'"):
         LiteLLMEngine(service_history=True, settings=settings)
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url)
     with pytest.raises(ValueError, match=f"'{name}'"):
         await engine.generate(request(keep_at_service=True, settings=settings))
     assert server.requests == []
@@ -542,7 +543,7 @@ async def test_retries_set_globally(
 async def test_hanging_server(server: ResponsesServer) -> None:
     """A server that never answers is asked once, and given up after the timeout."""
     server.script(HANG)
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, timeout=1, service_history=True)
+    engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, timeout=1, service_history=True)
     with pytest.raises(exceptions.EngineTimeoutError, match="within 1 s"):
         await engine.generate(request())
     assert len(server.requests) == 1
@@ -550,7 +551,9 @@ async def test_hanging_server(server: ResponsesServer) -> None:
 
 async def test_refused_connection() -> None:
     """A server that is not there is unavailable."""
-    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base="http://127.0.0.1:1/v1", service_history=True)
+    engine = LiteLLMEngine(
+        "openai/test", attempts=1, api_key=KEY, api_base="http://127.0.0.1:1/v1", service_history=True
+    )
     with pytest.raises(exceptions.EngineUnavailableError):
         await engine.generate(request())
 

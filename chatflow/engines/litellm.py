@@ -3,91 +3,35 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
-import re
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.to_thread
+import attrs
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from chatflow.core.agent import Agent
-from chatflow.core.engine import EngineReply, EngineRequest
-from chatflow.core.values import thaw
-from chatflow.engines.common_form import litellm_name, plain_code, provider_of
-from chatflow.engines.litellm_form import (
-    from_litellm_response,
-    to_litellm_messages,
-    to_litellm_tools,
-    tools_of_the_past,
-)
-from chatflow.engines.responses_form import (
-    is_conversation,
-    to_input,
-    to_instructions,
-    to_responses_settings,
-    to_responses_tools,
-    to_text,
-)
+from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
+from chatflow.core.events import ReasoningDelta, TextDelta
+from chatflow.core.values import FrozenDict
+from chatflow.engines.arguments import Asked, checked_settings, completion_arguments, responses_arguments
+from chatflow.engines.common_form import MODEL_KEY, litellm_name, provider_of
+from chatflow.engines.failures import failure_of, lacks_key
+from chatflow.engines.litellm_form import from_litellm_response
+from chatflow.engines.litellm_stream import CompletionPieces, ResponsePieces
+from chatflow.engines.responses_form import is_conversation, to_responses_settings
 from chatflow.engines.responses_reply import from_responses_response
-from chatflow.exceptions import (
-    ContextWindowError,
-    EngineAuthenticationError,
-    EngineBadRequestError,
-    EngineError,
-    EngineRateLimitError,
-    EngineTimeoutError,
-    EngineUnavailableError,
-    ServiceSessionLostError,
-    shorten,
-)
+from chatflow.engines.trying import Trying
+from chatflow.exceptions import EngineBadRequestError, EngineError, EngineUnavailableError, shorten
 
-_KEY_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
-    "cohere": ("COHERE_API_KEY", "CO_API_KEY"),
-    "deepseek": ("DEEPSEEK_API_KEY",),
-    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "groq": ("GROQ_API_KEY",),
-    "mistral": ("MISTRAL_API_KEY",),
-    "openai": ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"),
-    "openrouter": ("OPENROUTER_API_KEY", "OR_API_KEY"),
-    "xai": ("XAI_API_KEY",),
-}
-"""Where litellm looks for each provider's key."""
+_T = TypeVar("_T")
 
-_SAYS_NO_KEY: Final = re.compile(
-    r"missing credentials|missing \w+ api key|api[ _]key is not set|unable to locate credentials", re.IGNORECASE
-)
-
-_SAYS_NOT_THERE: Final = re.compile(r"not found|does not exist", re.IGNORECASE)
-
-_SAYS_NO_PAIR: Final = re.compile(
-    r"no tool (output found for function call|call found for function call output)", re.IGNORECASE
-)
-"""What the service keeps has calls or results that the other side lacks, as a conversation has after a failed turn."""
-
-_OURS: Final = frozenset(
-    {
-        "api_base",
-        "api_key",
-        "background",
-        "conversation",
-        "input",
-        "instructions",
-        "max_retries",
-        "messages",
-        "model",
-        "n",
-        "num_retries",
-        "previous_response_id",
-        "stream",
-        "timeout",
-        "tools",
-        "use_chat_completions_api",
-    }
-)
+_CLOSING: Final = 5.0
+"""Seconds that hanging up on a provider may take."""
 
 
 class LiteLLMEngine:
@@ -101,7 +45,11 @@ class LiteLLMEngine:
     sets ``LITELLM_LOCAL_MODEL_COST_MAP=True`` in the environment unless it is set, or litellm would fetch a price list
     from the network, and ``litellm.suppress_debug_info``, or it would print. litellm itself reads a ``.env`` file.
 
-    Each `generate` is one request: litellm's and its clients' own retries are off.
+    Where a provider takes no more requests for now, does not answer in time or can't be reached, the model is asked
+    again, *attempts* times in all: after a second, two, four and so on up to eight and up to a second more, or as long
+    as the provider asks to wait (``retry-after``). One that asks for more than 30 s is not asked again. Then the next
+    of *models* is, in the same way. Nothing is asked again once a piece of the answer was told, nor after any other
+    failure; litellm's and its clients' own retries are off. Each time asked again is logged.
 
     A request whose history the service keeps (one with `service_session_id` or `keep_at_service`, or all of them with
     *service_history*) goes to OpenAI's Responses API, or that of another provider for which litellm has it; any other
@@ -109,28 +57,39 @@ class LiteLLMEngine:
     ``conv_…`` ids of OpenAI's conversations as ``conversation``. A conversation keeps its id; each response has a new
     one, and what went before stays as it was, so that the id of an earlier one goes on from there. Instructions and
     tools are not part of what is kept and go with each request. A service may keep what it answered in a turn that
-    failed here: a response that nobody goes on from does no harm, but a conversation then holds it for good.
+    failed here: a response that nobody goes on from does no harm, but a conversation then holds it for good. So a
+    ``conv_…`` conversation is asked again only if the service has refused the request: after a timeout or a cut line
+    it may hold what it was sent. Other models are asked for a history that a service keeps if they are the same
+    provider's.
+
+    A reply's ``extra["chatflow_model"]`` is the model that has answered.
 
     Args:
         model: The model to ask instead of each agent's.
-        timeout: Seconds for a whole answer.
+        models: The same, with others to ask where the one before can't answer, in this order.
+        attempts: How often each of them is asked at most.
+        timeout: Seconds for one attempt: a whole answer, also where it comes in pieces.
         api_key: The key; by default litellm finds it in the environment, by the provider.
         api_base: The address of a server of one's own; ``openai/<name>`` is the model's name for most.
         settings: Anything else that `litellm.acompletion` takes, such as ``{"temperature": 0}``, or where the service
-            keeps the history, `litellm.aresponses`; ``max_tokens`` serves for both. The settings of a request come
-            before these.
+            keeps the history, `litellm.aresponses`; ``max_tokens`` serves for both. An agent's settings come before
+            these. ``tool_choice`` and ``parallel_tool_calls`` are left out of a request without tools, and
+            ``stream_options`` of one that is not streamed.
         service_history: Let the service keep the history of every conversation.
 
     Raises:
         TypeError: An argument is of a wrong type.
-        ValueError: *timeout* is not above 0, or a setting is one that the engine itself decides about, or one that
-            contradicts *service_history*.
+        ValueError: *timeout* is not above 0, or *attempts* below 1; both *model* and *models* are given, or *models*
+            of several providers with one *api_key* and no *api_base*; or a setting is one that the engine itself
+            decides about, or one that contradicts *service_history*.
     """
 
     def __init__(
         self,
         model: str | None = None,
         *,
+        models: Iterable[str] = (),
+        attempts: int = 3,
         timeout: float = 60,
         api_key: str | None = None,
         api_base: str | None = None,
@@ -146,18 +105,26 @@ class LiteLLMEngine:
             raise ValueError(f"timeout must be above 0 and finite, not {timeout}")
         if not isinstance(service_history, bool):
             raise TypeError(f"service_history must be True or False, not {service_history!r}")
-        self._model: Final = model
+        if isinstance(attempts, bool) or not isinstance(attempts, int):
+            raise TypeError(f"attempts must be an integer, not {type(attempts).__name__}")
+        if attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {attempts}")
+        self._models: Final = _checked_models(model, models)
+        if api_key is not None and api_base is None and len({provider_of(each) for each in self._models}) > 1:
+            raise ValueError("api_key is one provider's, and models are of several; leave it to the environment")
+        self._trying = Trying(attempts)
+        self._attempts: Final = attempts
         self._timeout: Final = timeout
         self._api_key: Final = api_key
         self._api_base: Final = api_base
-        self._settings: Final = _checked_settings(settings or {})
+        self._settings: Final = checked_settings(settings or {})
         if service_history:
             to_responses_settings(self._settings)
         self._service_history: Final = service_history
         self._litellm: Any = None
 
     def __repr__(self) -> str:
-        return f"LiteLLMEngine(model={self._model!r}, timeout={self._timeout!r})"
+        return f"LiteLLMEngine(models={list(self._models)!r}, timeout={self._timeout!r}, attempts={self._attempts!r})"
 
     async def warm_up(self) -> None:
         """Load litellm now, in a thread, so that the first request need not wait for it; once is enough."""
@@ -166,10 +133,10 @@ class LiteLLMEngine:
 
     def service_of(self, agent: Agent) -> str:
         """The provider of the agent's model, by litellm's name of it, such as ``"openai"``."""
-        return provider_of(self._model or agent.model)
+        return provider_of(self._models_for(agent)[0])
 
     async def generate(self, request: EngineRequest) -> EngineReply:
-        """Ask the model once.
+        """Ask the model, and again or another one where it may help.
 
         The provider's fields (reasoning, thought signatures) stand in the reply's `extra` and go back with the message
         when the same provider is asked again. Arguments that are no JSON object stand there too: see
@@ -184,68 +151,112 @@ class LiteLLMEngine:
             ValueError: The request's settings hold one that the engine itself decides about, or one that the Responses
                 API does not have.
         """
-        model = self._model or request.agent.model
-        session = _session_id(request, model)
+        return await self._first_answer(request, self._generate)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[ReplyPart]:
+        """Ask as `generate` does, and give the answer in pieces as they come, and at the end the whole.
+
+        A stream that is cut, or whose pieces don't come to what it ends with, is an error and never a reply. Once the
+        first piece has come nothing is asked again. Closing the generator hangs up on the provider.
+
+        Raises:
+            Exception: As `generate` does.
+        """
+        first, pieces = await self._first_answer(request, self._open)
+        async with aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
+
+    async def _first_answer(self, request: EngineRequest, ask: Callable[[Asked], Awaitable[_T]]) -> _T:
+        models = self._models_for(request.agent)
+        session = _session_id(request, models[0])
         at_service = self._service_history or request.keep_at_service or session is not None
-        arguments = (
-            self._responses_arguments(request, model, session) if at_service else self._arguments(request, model)
-        )
+        if at_service:  # no other provider has what this one keeps
+            models = tuple(each for each in models if provider_of(each) == provider_of(models[0]))
         await self.warm_up()
+        return await self._trying.first_answer(
+            models,
+            lambda model: ask(Asked(request, model, at_service, session)),
+            only_if_refused=session is not None and is_conversation(session),
+        )
+
+    async def _generate(self, asked: Asked) -> EngineReply:
+        arguments = self._arguments_for(asked)
         try:
             # litellm's own timeout is one for each read: a server that drips would never reach it.
             with anyio.fail_after(self._timeout):
-                if at_service:
-                    self._require_responses(model)
-                    response = await self._litellm.aresponses(**arguments)
-                else:
-                    response = await self._litellm.acompletion(**arguments)
+                response = await self._call(asked, arguments)
         except EngineError:
             raise
         except Exception as error:
-            raise self._as_ours(error, model, session) from error
-        if at_service:
-            return from_responses_response(response, model, session)
-        return from_litellm_response(response, model)
+            raise self._failure(error, asked) from error
+        if asked.at_service:
+            reply = from_responses_response(response, asked.model, asked.session)
+        else:
+            reply = from_litellm_response(response, asked.model)
+        return _signed(reply, asked.model)
 
-    def _arguments(self, request: EngineRequest, model: str) -> dict[str, Any]:
-        arguments: dict[str, Any] = {
-            **self._settings,
-            **_checked_settings(request.settings),
-            "messages": to_litellm_messages(request.messages, model),
-            **self._always(model),
-        }
-        tools = to_litellm_tools(request.tools)
-        if not tools and provider_of(model) in {"anthropic", "bedrock", "vertex_ai"}:
-            tools = tools_of_the_past(request.messages)
-            if tools and provider_of(model) != "bedrock":
-                arguments["tool_choice"] = "none"
-        if tools:  # an empty list is refused
-            arguments["tools"] = tools
-        if request.output_schema is not None:
-            schema = {"name": "answer", "schema": thaw(request.output_schema)}
-            arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return arguments
+    async def _open(self, asked: Asked) -> tuple[ReplyPart, AsyncGenerator[ReplyPart]]:
+        """The first piece, or the whole reply where there are none, and what gives the others."""
+        pieces = self._pieces(asked)
+        return await anext(pieces), pieces
 
-    def _responses_arguments(self, request: EngineRequest, model: str, session: str | None) -> dict[str, Any]:
-        arguments: dict[str, Any] = {
-            **to_responses_settings({**self._settings, **_checked_settings(request.settings)}),
-            "input": to_input(request.messages, model),
-            "store": True,  # a service's default need not be OpenAI's
-            **self._always(model),
-        }
-        instructions = to_instructions(request.messages)
-        if instructions is not None:
-            arguments["instructions"] = instructions
-        tools = to_responses_tools(request.tools)
-        if tools:
-            arguments["tools"] = tools
-        if request.output_schema is not None:
-            arguments["text"] = to_text(arguments.get("text"), request.output_schema)
-        if session is not None:
-            # litellm has no argument for a conversation, and in its own for a response would take a proxy's id apart.
-            name = "conversation" if is_conversation(session) else "previous_response_id"
-            arguments["extra_body"] = {**(arguments.get("extra_body") or {}), name: session}
-        return arguments
+    async def _pieces(self, asked: Asked) -> AsyncGenerator[ReplyPart]:
+        arguments = self._arguments_for(asked, stream=True)
+        deadline = anyio.current_time() + self._timeout
+        try:
+            with anyio.fail_after(self._timeout):
+                stream = await self._call(asked, arguments)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._failure(error, asked) from error
+        coming = (
+            ResponsePieces(stream, asked.model, asked.session)
+            if asked.at_service
+            else CompletionPieces(stream, self._litellm, asked.model)
+        )
+        # Where a stream breaks litellm would count, on the event loop, what has come: its tokenizer takes a second and
+        # 100 MB to load, and what has come is thrown away.
+        stream._record_partial_usage_for_failure = _nothing  # noqa: SLF001
+        told: list[str] = []
+        try:
+            while (pieces := await self._next(stream, coming, deadline, asked)) is not None:
+                for piece in pieces:
+                    if isinstance(piece, TextDelta):
+                        told.append(piece.text)
+                    yield piece
+            reply = await coming.reply()
+        finally:
+            with anyio.move_on_after(_CLOSING, shield=True):
+                await (getattr(stream, "aclose", None) or stream.response.aclose)()
+        rest = _untold(reply, "".join(told), asked.model)
+        if rest:
+            yield TextDelta(rest)
+        yield _signed(reply, asked.model)
+
+    async def _next(
+        self, stream: Any, coming: CompletionPieces | ResponsePieces, deadline: float, asked: Asked
+    ) -> list[TextDelta | ReasoningDelta] | None:
+        """What stands in the next event of *stream*, None after the last one."""
+        try:
+            with anyio.fail_after(deadline - anyio.current_time()):
+                await checkpoint_if_cancelled()  # what has arrived already comes without a wait that could end
+                event = await anext(stream, None)
+            return None if event is None else list(coming.of(event))
+        except Exception as error:
+            raise coming.failure() or self._failure(error, asked, begun=True) from error
+
+    async def _call(self, asked: Asked, arguments: dict[str, Any]) -> Any:
+        if asked.at_service:
+            self._require_responses(asked.model)
+            return await self._litellm.aresponses(**arguments)
+        return await self._litellm.acompletion(**arguments)
+
+    def _arguments_for(self, asked: Asked, *, stream: bool = False) -> dict[str, Any]:
+        form = responses_arguments if asked.at_service else completion_arguments
+        return {**form(asked, self._settings, stream=stream), **self._always(asked.model)}
 
     def _always(self, model: str) -> dict[str, Any]:
         given = {"api_key": self._api_key, "api_base": self._api_base}
@@ -269,51 +280,14 @@ class LiteLLMEngine:
                 model=model,
             )
 
-    def _as_ours(self, error: Exception, model: str, session: str | None) -> EngineError:
-        litellm = self._litellm
-        headers: Mapping[str, str] = getattr(error, "litellm_response_headers", None) or {}
-        # litellm gives a status also to errors that no server sent, and one kind of error to several statuses.
-        status: int | None = getattr(error, "status_code", None) if headers else None
-        said = _said(error)
-        kind: type[EngineError] = EngineUnavailableError
-        what = "the provider can't be reached or failed; the cause has more"
-        if status is None and (_SAYS_NO_KEY.search(str(error)) or self._has_no_key(model)):
-            kind = EngineAuthenticationError
-            names = " or ".join(_KEY_NAMES.get(provider_of(model), ("the provider's key",)))
-            what = f"there is no API key; set {names} in the environment, or give api_key="
-        elif isinstance(error, TimeoutError | litellm.Timeout) or status == 408:
-            kind, what = EngineTimeoutError, f"no answer within {self._timeout:g} s"
-        elif isinstance(error, litellm.ContextWindowExceededError):
-            kind, what = ContextWindowError, "the conversation is longer than it can take; a lower max_turns sends less"
-        elif isinstance(error, litellm.RateLimitError) or status == 429:
-            kind, what = EngineRateLimitError, "the provider takes no more requests for now"
-        elif isinstance(error, litellm.AuthenticationError) or status in {401, 403}:
-            kind, what = EngineAuthenticationError, "the provider refuses the API key, or what is done with it"
-        elif session is not None and status in {400, 404} and _is_lost(said, session):
-            kind = ServiceSessionLostError
-            what = (
-                f"the service can't go on from {shorten(session)}, which it does not know any more or keeps otherwise"
-                " than we do; on_lost_service_session='replay' begins a new one from the local copy"
-            )
-        elif said.get("code") == "conversation_locked":
-            what = "another request of the same conversation is under way at the service; try again in a few seconds"
-        elif (isinstance(error, litellm.BadRequestError) and (status is None or status < 500)) or (
-            status is not None and 400 <= status < 500
-        ):
-            kind, what = EngineBadRequestError, "the request is refused as it is; the cause has the provider's words"
-        word = plain_code(said.get("code"))
-        code = "" if status is None else f" (HTTP {status}{f', {word}' if word else ''})"
-        text = f"model {shorten(model)}: {what}{code}"
-        return kind(text, model=model, status=status, retry_after=_retry_after(headers))
+    def _failure(self, error: Exception, asked: Asked, *, begun: bool = False) -> EngineError:
+        """What *error* means; once an answer has *begun* there was a key."""
+        litellm, model = self._litellm, asked.model
+        keyless = not begun and self._api_key is None and self._api_base is None and lacks_key(litellm, model)
+        return failure_of(error, litellm, model=model, timeout=self._timeout, session=asked.session, lacks_key=keyless)
 
-    def _has_no_key(self, model: str) -> bool:
-        """Whether a key is needed that litellm can't have; asked after a failure, to tell it from a network's."""
-        provider = provider_of(model)
-        names = _KEY_NAMES.get(provider)
-        if names is None or self._api_key is not None or self._api_base is not None:
-            return False
-        places = ("api_key", f"{provider}_key", "secret_manager_client")
-        return not any(map(os.environ.get, names)) and not any(getattr(self._litellm, place, None) for place in places)
+    def _models_for(self, agent: Agent) -> tuple[str, ...]:
+        return self._models or (agent.model,)
 
 
 def _load() -> Any:
@@ -323,13 +297,8 @@ def _load() -> Any:
     return litellm
 
 
-def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(settings, Mapping):
-        raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
-    for name in settings:
-        if name in _OURS:
-            raise ValueError(f"settings can't hold {name!r}: the engine itself decides about it")
-    return dict(settings)
+def _nothing() -> None:
+    pass
 
 
 def _session_id(request: EngineRequest, model: str) -> str | None:
@@ -344,31 +313,28 @@ def _session_id(request: EngineRequest, model: str) -> str | None:
     )
 
 
-def _said(error: Exception) -> Mapping[str, Any]:
-    """What the provider says is wrong, in OpenAI's form; empty where it says nothing in that form."""
-    found: object = getattr(error, "body", None)
-    if not isinstance(found, dict):
-        _, brace, rest = str(error).partition("{")
-        try:
-            found, _ = json.JSONDecoder().raw_decode(brace + rest)
-        except (ValueError, RecursionError):
-            return {}
-    body = cast("dict[str, Any]", found)
-    inner: object = body.get("error")
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else body
+def _signed(reply: EngineReply, model: str) -> EngineReply:
+    """The reply with the name of the model that has answered."""
+    return attrs.evolve(reply, extra=FrozenDict({**reply.extra, MODEL_KEY: model}))
 
 
-def _is_lost(said: Mapping[str, Any], session: str) -> bool:
-    """Whether the service means *session*, and no other thing that it does not find, such as the model."""
-    if said.get("code") == "previous_response_not_found":
-        return True
-    message = str(said.get("message"))
-    return bool((session in message and _SAYS_NOT_THERE.search(message)) or _SAYS_NO_PAIR.search(message))
+def _untold(reply: EngineReply, told: str, model: str) -> str:
+    """What of the reply's text no piece has told, such as a refusal."""
+    text = reply.text or ""
+    if not text.startswith(told):
+        raise EngineUnavailableError(
+            f"model {shorten(model)}: the pieces of the answer are not the text that it ends with", model=model
+        )
+    return text[len(told) :]
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    try:
-        seconds = float(headers["retry-after"])
-    except (KeyError, ValueError):
-        return None
-    return seconds if 0 <= seconds < math.inf else None
+def _checked_models(model: object, models: Any) -> tuple[str, ...]:
+    if isinstance(models, str) or not isinstance(models, Iterable):
+        raise TypeError(f"models must be a list of names, not {type(models).__name__}")
+    several: tuple[object, ...] = tuple(cast("Iterable[object]", models))
+    if model is not None and several:
+        raise ValueError("give either model or models; the first of models is asked first")
+    for each in several:
+        if not isinstance(each, str):
+            raise TypeError(f"models are names, not {type(each).__name__}")
+    return cast("tuple[str, ...]", several if model is None else (model,))

@@ -18,6 +18,7 @@ from chatflow.engines.common_form import (
     plain_code,
     provider_of,
 )
+from chatflow.engines.failures import failure_by_code
 from chatflow.engines.responses_form import (
     BETWEEN,
     OUTPUT_KEY,
@@ -26,29 +27,10 @@ from chatflow.engines.responses_form import (
     plain_order,
     speaks_for_itself,
 )
-from chatflow.exceptions import (
-    ContextWindowError,
-    EngineBadRequestError,
-    EngineError,
-    EngineRateLimitError,
-    EngineUnavailableError,
-    shorten,
-)
+from chatflow.exceptions import EngineError, EngineUnavailableError, shorten
 
 _WRAPPED: Final = re.compile(rb"litellm:custom_llm_provider:[^;]*;model_id:None;response_id:(.+)", re.DOTALL)
 """What litellm writes into a response's id. A litellm proxy writes a model's id too; its ids are left as they are."""
-
-_REFUSED: Final = (
-    "bio_policy",
-    "data_residency",
-    "empty_image",
-    "failed_to_download",
-    "image_",
-    "invalid_",
-    "misalignment_policy",
-    "unsupported_",
-)
-"""How the codes begin with which a response failed because of what it was asked (`openai.types.responses`)."""
 
 
 def own_id(id_: str) -> str:
@@ -69,10 +51,11 @@ def from_responses_response(response: Any, model: str, session: str | None = Non
     Raises:
         EngineError: The response failed, by kind, or holds no answer.
     """
-    data: dict[str, Any] = response.model_dump(warnings=False) if hasattr(response, "model_dump") else response
+    failure = failure_in(response, model)
+    if failure is not None:
+        raise failure
+    data = _fields(response)
     status, items = data.get("status"), data.get("output")
-    if status == "failed":
-        raise _failure(data.get("error") or {}, model)
     if status in {"cancelled", "in_progress", "queued"} or not isinstance(items, list):
         raise EngineUnavailableError(f"model {shorten(model)}: the response holds no answer", model=model)
     output = _Output()
@@ -86,6 +69,23 @@ def from_responses_response(response: Any, model: str, session: str | None = Non
         service_session_id=_session_after(data, session),
         finish_reason=_finish_reason(data, bool(output.calls)),
     )
+
+
+def failure_in(response: Any, model: str) -> EngineError | None:
+    """What has failed, by kind, where the response says that it did."""
+    data = _fields(response)
+    if data.get("status") != "failed":
+        return None
+    error: Mapping[str, Any] = data.get("error") or {}
+    code: object = error.get("code")
+    word = plain_code(code)
+    what = "the provider failed to make an answer" + (f" ({word})" if word else "")
+    return failure_by_code(code, model) or EngineUnavailableError(f"model {shorten(model)}: {what}", model=model)
+
+
+def _fields(response: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = response.model_dump(warnings=False) if hasattr(response, "model_dump") else response
+    return fields
 
 
 def _session_after(data: Mapping[str, Any], session: str | None) -> str | None:
@@ -162,17 +162,3 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         first, _, rest = name.partition("_")
         renamed[f"{names.get(first, first)}_{rest}" if rest else name] = count
     return renamed
-
-
-def _failure(error: Mapping[str, Any], model: str) -> EngineError:
-    code: object = error.get("code")
-    kind: type[EngineError] = EngineUnavailableError
-    what = "the provider failed to make an answer"
-    if code == "rate_limit_exceeded":
-        kind, what = EngineRateLimitError, "the provider takes no more requests for now"
-    elif code == "context_length_exceeded":
-        kind, what = ContextWindowError, "the conversation is longer than it can take; a lower max_turns sends less"
-    elif isinstance(code, str) and code.startswith(_REFUSED):
-        kind, what = EngineBadRequestError, "the request is refused as it is"
-    word = plain_code(code)
-    return kind(f"model {shorten(model)}: {what}" + (f" ({word})" if word else ""), model=model)

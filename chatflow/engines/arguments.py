@@ -1,0 +1,130 @@
+"""What litellm is called with for one request, in either form: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from chatflow.core.engine import EngineRequest
+from chatflow.core.values import thaw
+from chatflow.engines.common_form import provider_of
+from chatflow.engines.litellm_form import to_litellm_messages, to_litellm_tools, tools_of_the_past
+from chatflow.engines.responses_form import (
+    is_conversation,
+    to_input,
+    to_instructions,
+    to_responses_settings,
+    to_responses_tools,
+    to_text,
+)
+
+_OURS: Final = frozenset(
+    {
+        "api_base",
+        "api_key",
+        "background",
+        "context_window_fallback_dict",
+        "conversation",
+        "fallbacks",
+        "input",
+        "instructions",
+        "max_retries",
+        "messages",
+        "model",
+        "n",
+        "num_retries",
+        "previous_response_id",
+        "retry_policy",
+        "stream",
+        "timeout",
+        "tools",
+        "use_chat_completions_api",
+    }
+)
+
+_ONLY_WITH_TOOLS: Final = ("parallel_tool_calls", "tool_choice")
+"""Settings that providers refuse in a request that names no tools, such as the last one of a turn."""
+
+
+@attrs.frozen
+class Asked:
+    """One model's request: which way it goes, and to which session of a service."""
+
+    request: EngineRequest
+    model: str
+    at_service: bool
+    session: str | None
+
+
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of *settings*.
+
+    Raises:
+        TypeError: They are no mapping.
+        ValueError: One is one that the engine itself decides about.
+    """
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
+    for name in settings:
+        if name in _OURS:
+            raise ValueError(f"settings can't hold {name!r}: the engine itself decides about it")
+    return dict(settings)
+
+
+def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
+    """What `litellm.acompletion` takes; the request's settings come before *settings*."""
+    request, provider = asked.request, provider_of(asked.model)
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    arguments: dict[str, Any] = {
+        **options,
+        **settings,
+        **checked_settings(request.settings),
+        "messages": to_litellm_messages(request.messages, asked.model),
+    }
+    tools = to_litellm_tools(request.tools)
+    _fit(arguments, tools=bool(tools), stream=stream)
+    if not tools and provider in {"anthropic", "bedrock", "vertex_ai"}:
+        tools = tools_of_the_past(request.messages)
+        if tools and provider != "bedrock":
+            arguments["tool_choice"] = "none"
+    if tools:  # an empty list is refused
+        arguments["tools"] = tools
+    if request.output_schema is not None:
+        schema = {"name": "answer", "schema": thaw(request.output_schema)}
+        arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return arguments
+
+
+def responses_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
+    """What `litellm.aresponses` takes; the request's settings come before *settings*."""
+    request, session = asked.request, asked.session
+    arguments: dict[str, Any] = {
+        **to_responses_settings({**settings, **checked_settings(request.settings)}),
+        "input": to_input(request.messages, asked.model),
+        "store": True,  # a service's default need not be OpenAI's
+    }
+    instructions = to_instructions(request.messages)
+    if instructions is not None:
+        arguments["instructions"] = instructions
+    tools = to_responses_tools(request.tools)
+    _fit(arguments, tools=bool(tools), stream=stream)
+    if tools:
+        arguments["tools"] = tools
+    if request.output_schema is not None:
+        arguments["text"] = to_text(arguments.get("text"), request.output_schema)
+    if session is not None:
+        # litellm has no argument for a conversation, and in its own for a response would take a proxy's id apart.
+        name = "conversation" if is_conversation(session) else "previous_response_id"
+        arguments["extra_body"] = {**(arguments.get("extra_body") or {}), name: session}
+    return arguments
+
+
+def _fit(arguments: dict[str, Any], *, tools: bool, stream: bool) -> None:
+    """Leave out the settings that providers refuse in such a request, and say that it is a stream if it is one."""
+    unfit: Iterable[str] = (*(() if tools else _ONLY_WITH_TOOLS), *(() if stream else ("stream_options",)))
+    for name in unfit:
+        arguments.pop(name, None)
+    if stream:
+        arguments["stream"] = True

@@ -35,6 +35,7 @@ ChatflowError
 └── HandoffError
 
 An error takes facts, says what happened, to which session and what to do, and keeps the facts as attributes.
+One module for all of them, which is why it is long: a reader looks an error up in one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Agent: who answers, with which instructions, tools and colleagues to hand over to."""
+"""Agent: who answers, with which instructions, tools and colleagues to hand over to.
+
+One class with all that users call on an agent, which is why it is long.
+"""
 
 from __future__ import annotations
 

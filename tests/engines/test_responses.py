@@ -4,11 +4,9 @@ import base64
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster
 
 from chatflow import exceptions
 from chatflow.core.agent import Agent
@@ -38,7 +36,6 @@ from tests.responses_server import (
     message,
     output,
     reasoning,
-    responses_server,
     user,
 )
 
@@ -54,37 +51,6 @@ def look_up(order_id: str) -> str:
 LOOK_UP = Tool(look_up)
 CALLED = calls(("c1", "look_up", '{"order_id": "404"}'))
 SENT = Message(Role.TOOL, tool_results=[ToolResult(tool_call_id="c1", name="look_up", content="sent")])
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module: litellm keeps its connections for a loop, and so does the server."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def fence(fence: BlockBuster) -> BlockBuster:
-    """Lets litellm look for certificates when it makes its first client: two stats, which nobody can move elsewhere."""
-    fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
-    return fence
-
-
-@pytest.fixture(scope="module")
-async def running_server() -> AsyncIterator[ResponsesServer]:
-    """The server; litellm, whose clients outlive each call, closes them before it stops."""
-    async with responses_server() as server:
-        engine = LiteLLMEngine()
-        await engine.warm_up()
-        yield server
-        await engine._litellm.close_litellm_async_clients()
-
-
-@pytest.fixture
-def server(running_server: ResponsesServer) -> ResponsesServer:
-    """The server, with nothing to say, nothing asked and nothing kept yet."""
-    running_server.script()
-    running_server.forget()
-    return running_server
 
 
 @pytest.fixture

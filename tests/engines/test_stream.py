@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 import anyio
 import attrs
 import pytest
-from blockbuster import BlockBuster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +34,7 @@ from tests.model_server import (
     serving,
     tool_calls,
 )
-from tests.responses_server import ResponsesServer, calls, message, reasoning, responses_server
+from tests.responses_server import ResponsesServer, calls, message, reasoning
 
 KEY: Final = "sk-the-key"
 QUESTION: Final = "the secret question"
@@ -43,37 +42,6 @@ TEXT: Final = "It is on its way."
 CALLS: Final = (("c1", "look_up", '{"order_id": "404"}'), ("c2", "look_up", '{"order_id": '), ("c3", "look_up", ""))
 
 MakeEngine: TypeAlias = Callable[..., LiteLLMEngine]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module: litellm keeps its connections for a loop, and so does the server."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def fence(fence: BlockBuster) -> BlockBuster:
-    """Lets litellm look for certificates when it makes its first client: two stats, which nobody can move elsewhere."""
-    fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
-    return fence
-
-
-@pytest.fixture(scope="module")
-async def running_server() -> AsyncIterator[ResponsesServer]:
-    """The server; litellm, whose clients outlive each call, closes them before it stops."""
-    async with responses_server() as server:
-        engine = LiteLLMEngine()
-        await engine.warm_up()
-        yield server
-        await engine._litellm.close_litellm_async_clients()
-
-
-@pytest.fixture
-def server(running_server: ResponsesServer) -> ResponsesServer:
-    """The server, with nothing to say, nothing asked and nothing kept yet."""
-    running_server.script()
-    running_server.forget()
-    return running_server
 
 
 @pytest.fixture

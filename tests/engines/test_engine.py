@@ -8,12 +8,10 @@ import math
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster
 
 from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
@@ -41,7 +39,8 @@ from chatflow.engines.litellm_form import (
     to_litellm_messages,
     to_litellm_tools,
 )
-from tests.model_server import DISCONNECT, HANG, ModelServer, Status, error, model_server, tool_calls
+from tests.model_server import DISCONNECT, HANG, Status, error, tool_calls
+from tests.responses_server import ResponsesServer
 
 KEY = "sk-the-key"
 QUESTION = "the secret question"
@@ -56,38 +55,8 @@ def look_up(order_id: str) -> str:
 LOOK_UP = Tool(look_up)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module: litellm keeps its connections for a loop, and so does the server."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def fence(fence: BlockBuster) -> BlockBuster:
-    """Lets litellm look for certificates when it makes its first client: two stats, which nobody can move elsewhere."""
-    fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
-    return fence
-
-
-@pytest.fixture(scope="module")
-async def running_server() -> AsyncIterator[ModelServer]:
-    """The server; litellm, whose clients outlive each call, closes them before it stops."""
-    async with model_server() as server:
-        engine = LiteLLMEngine()
-        await engine.warm_up()
-        yield server
-        await engine._litellm.close_litellm_async_clients()
-
-
 @pytest.fixture
-def server(running_server: ModelServer) -> ModelServer:
-    """The server, with nothing to say and nothing asked yet."""
-    running_server.script()
-    return running_server
-
-
-@pytest.fixture
-def engine(server: ModelServer) -> LiteLLMEngine:
+def engine(server: ResponsesServer) -> LiteLLMEngine:
     """An engine that asks the server."""
     return LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url)
 
@@ -491,7 +460,7 @@ def test_repr_without_the_key() -> None:
 # -- a real server -------------------------------------------------------------------------------------------------
 
 
-async def test_text(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_text(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """A question is sent once, and its answer comes back with usage and finish reason."""
     server.script("Hello.")
     reply = await engine.generate(request(Message(Role.SYSTEM, "Be kind."), "Hi"))
@@ -512,14 +481,14 @@ async def test_text(server: ModelServer, engine: LiteLLMEngine) -> None:
     assert server.keys == [KEY]
 
 
-async def test_model_of_the_agent(server: ModelServer) -> None:
+async def test_model_of_the_agent(server: ResponsesServer) -> None:
     """Without a model of its own the engine asks the agent's."""
     server.script("Hello.")
     await LiteLLMEngine(api_key=KEY, api_base=server.url).generate(request(model="gpt-4o"))
     assert server.requests[0]["model"] == "gpt-4o"
 
 
-async def test_calls_and_back(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_calls_and_back(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Parallel calls come back as calls, and their results are taken by a server that checks the order."""
     server.script(tool_calls(("c1", "look_up", '{"order_id": "1"}'), ("c2", "look_up", '{"order_id": "2"}')), "Sent.")
     asked = await engine.generate(request("Where?", tools=[LOOK_UP]))
@@ -530,7 +499,7 @@ async def test_calls_and_back(server: ModelServer, engine: LiteLLMEngine) -> Non
     assert server.requests[0]["tools"] == to_litellm_tools([LOOK_UP])
 
 
-async def test_reasoning_goes_back(server: ModelServer) -> None:
+async def test_reasoning_goes_back(server: ResponsesServer) -> None:
     """A server that thinks gets its reasoning back with the message."""
     engine = LiteLLMEngine("openai/thinker", api_key=KEY, api_base=server.url)
     server.script(
@@ -547,7 +516,7 @@ async def test_reasoning_goes_back(server: ModelServer) -> None:
     }
 
 
-async def test_malformed_arguments_over_http(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_malformed_arguments_over_http(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Arguments that are cut off reach the caller as written, and the call can be answered and sent back."""
     server.script(tool_calls(("c1", "look_up", '{"order_id": ')), "Sorry.")
     asked = await engine.generate(request(tools=[LOOK_UP]))
@@ -556,7 +525,7 @@ async def test_malformed_arguments_over_http(server: ModelServer, engine: LiteLL
     assert server.requests[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
-async def test_parts_over_http(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_parts_over_http(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Text, pictures, sound and files are taken by a server that checks their form."""
     parts: list[Part] = [
         TextPart("Look:"),
@@ -571,14 +540,14 @@ async def test_parts_over_http(server: ModelServer, engine: LiteLLMEngine) -> No
     assert kinds == ["text", "image_url", "input_audio", "file", "text"]
 
 
-async def test_lone_surrogates_over_http(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_lone_surrogates_over_http(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Text that UTF-8 lacks is sent with a mark in its place."""
     server.script("Hello.")
     await engine.generate(request("a\ud800b \U0001f600"))
     assert server.requests[0]["messages"][0]["content"] == "a\ufffdb \U0001f600"
 
 
-async def test_settings(server: ModelServer) -> None:
+async def test_settings(server: ResponsesServer) -> None:
     """The engine's settings are sent, those of a request before them, and an output schema as a response format."""
     settings = {"temperature": 0, "max_tokens": 10}
     engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, settings=settings)
@@ -589,7 +558,7 @@ async def test_settings(server: ModelServer) -> None:
     assert sent["response_format"]["json_schema"] == {"name": "answer", "schema": {"type": "object"}}
 
 
-async def test_settings_of_an_agent(server: ModelServer) -> None:
+async def test_settings_of_an_agent(server: ResponsesServer) -> None:
     """An agent's settings go with its requests, before the engine's."""
     settings = {"temperature": 0, "max_tokens": 10}
     engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url, settings=settings)
@@ -610,7 +579,7 @@ def test_choice_without_tools(service_history: bool) -> None:
     assert chosen == [{"tool_choice", "parallel_tool_calls"}, set()]
 
 
-async def test_settings_of_a_request_are_checked(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_settings_of_a_request_are_checked(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """A request's setting that the engine decides about is refused before anything is sent."""
     with pytest.raises(ValueError, match="'max_retries'"):
         await engine.generate(request(settings={"max_retries": 3}))
@@ -672,7 +641,7 @@ FAILURES: list[tuple[Any, type[exceptions.EngineError], int | None]] = [
 
 @pytest.mark.parametrize(("answer", "kind", "status"), FAILURES)
 async def test_failures(
-    server: ModelServer,
+    server: ResponsesServer,
     engine: LiteLLMEngine,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -694,7 +663,7 @@ async def test_failures(
     assert "Give Feedback" not in told
 
 
-async def test_code_of_a_failure(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_code_of_a_failure(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """The provider's own word for what is wrong is in the error."""
     server.script(error(429, "no", code="insufficient_quota"))
     with pytest.raises(exceptions.EngineRateLimitError, match=r"\(HTTP 429, insufficient_quota\)"):
@@ -704,7 +673,7 @@ async def test_code_of_a_failure(server: ModelServer, engine: LiteLLMEngine) -> 
 @pytest.mark.parametrize(
     ("header", "expected"), [("7", 7.0), ("0.5", 0.5), ("soon", None), ("-1", None), ("inf", None)]
 )
-async def test_retry_after(server: ModelServer, engine: LiteLLMEngine, header: str, expected: float | None) -> None:
+async def test_retry_after(server: ResponsesServer, engine: LiteLLMEngine, header: str, expected: float | None) -> None:
     """The seconds that a provider asks to wait are kept, and nonsense is not."""
     server.script(error(429, "no", headers={"retry-after": header}))
     with pytest.raises(exceptions.EngineRateLimitError) as caught:
@@ -713,7 +682,7 @@ async def test_retry_after(server: ModelServer, engine: LiteLLMEngine, header: s
 
 
 async def test_retries_set_globally(
-    server: ModelServer, engine: LiteLLMEngine, monkeypatch: pytest.MonkeyPatch
+    server: ResponsesServer, engine: LiteLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure is one request, also where retries are switched on in litellm itself."""
     monkeypatch.setattr(sys.modules["litellm"], "num_retries", 3)
@@ -723,7 +692,7 @@ async def test_retries_set_globally(
     assert len(server.requests) == 1
 
 
-async def test_hanging_server(server: ModelServer) -> None:
+async def test_hanging_server(server: ResponsesServer) -> None:
     """A server that never answers is asked once, and given up after the timeout."""
     server.script(HANG)
     engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, timeout=1)
@@ -732,14 +701,14 @@ async def test_hanging_server(server: ModelServer) -> None:
     assert len(server.requests) == 1
 
 
-async def test_refused_connection(server: ModelServer) -> None:
+async def test_refused_connection(server: ResponsesServer) -> None:
     """A server that is not there is unavailable, though no key is set for it."""
     engine = LiteLLMEngine("xai/test", attempts=1, api_base="http://127.0.0.1:1/v1")
     with pytest.raises(exceptions.EngineUnavailableError):
         await engine.generate(request())
 
 
-async def test_prompt_that_openai_refuses(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_prompt_that_openai_refuses(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """A result without its call is a bad request: the test's server refuses what OpenAI does."""
     server.script("never said")
     with pytest.raises(exceptions.EngineBadRequestError):
@@ -754,7 +723,7 @@ async def test_prompt_that_openai_refuses(server: ModelServer, engine: LiteLLMEn
         ("azure/gpt", "the provider's key"),
     ],
 )
-async def test_missing_key(server: ModelServer, monkeypatch: pytest.MonkeyPatch, model: str, said: str) -> None:
+async def test_missing_key(server: ResponsesServer, monkeypatch: pytest.MonkeyPatch, model: str, said: str) -> None:
     """Without a key the error is one of authentication and says which to set, whatever litellm makes of it."""
     for name in KEY_NAMES:
         monkeypatch.delenv(name, raising=False)
@@ -777,7 +746,7 @@ def test_missing_key_without_words(
     assert lacks_key(SimpleNamespace(**globals_), "grok-4") is expected
 
 
-async def test_loaded_once(server: ModelServer, engine: LiteLLMEngine) -> None:
+async def test_loaded_once(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Warming up twice, or before the first request, loads litellm once."""
     await engine.warm_up()
     loaded = engine._litellm

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.lowlevel
 import pytest
-from blockbuster import BlockBuster
 
 from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
@@ -19,7 +18,7 @@ from chatflow.engines.common_form import MODEL_KEY
 from chatflow.engines.failures import retry_after
 from chatflow.engines.trying import LONGEST_WAIT, Trying, may_pass
 from tests.model_server import DISCONNECT, HANG, Partly, Status, error
-from tests.responses_server import ResponsesServer, Unheard, assistant, responses_server, user
+from tests.responses_server import ResponsesServer, Unheard, assistant, user
 
 KEY: Final = "sk-the-key"
 QUESTION: Final = "the secret question"
@@ -35,37 +34,6 @@ class Waits(list[float]):
     async def __call__(self, seconds: float) -> None:
         self.append(seconds)
         await anyio.lowlevel.checkpoint()
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module: litellm keeps its connections for a loop, and so does the server."""
-    return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def fence(fence: BlockBuster) -> BlockBuster:
-    """Lets litellm look for certificates when it makes its first client: two stats, which nobody can move elsewhere."""
-    fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
-    return fence
-
-
-@pytest.fixture(scope="module")
-async def running_server() -> AsyncIterator[ResponsesServer]:
-    """The server; litellm, whose clients outlive each call, closes them before it stops."""
-    async with responses_server() as server:
-        engine = LiteLLMEngine()
-        await engine.warm_up()
-        yield server
-        await engine._litellm.close_litellm_async_clients()
-
-
-@pytest.fixture
-def server(running_server: ResponsesServer) -> ResponsesServer:
-    """The server, with nothing to say, nothing asked and nothing kept yet."""
-    running_server.script()
-    running_server.forget()
-    return running_server
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from chatflow.core.repairs import Fault, Repair
 from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
+from chatflow.core.usage import Usage
 from chatflow.engines import LiteLLMEngine, ScriptedEngine
 from chatflow.exceptions import (
     ChatflowError,
@@ -161,6 +162,7 @@ __all__ = [
     "UnknownPart",
     "UnmatchedToolResultError",
     "UnstorableValueError",
+    "Usage",
     "UsageReported",
     "__version__",
     "prune",

@@ -30,6 +30,7 @@ from chatflow.core.pruning import Window, prune
 from chatflow.core.records import NOTHING_SEEN, Key
 from chatflow.core.service import ServiceSession
 from chatflow.core.session import AgentSession, SessionContext
+from chatflow.core.usage import spent_on
 from chatflow.core.values import MARK, freeze_mapping
 
 LONG_AGO: Final = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
@@ -322,6 +323,7 @@ def sessions(draw: st.DrawFn) -> AgentSession:
         history=history_of(draw(whole_histories)),
         service=draw(st.none() | service_sessions),
         expires_after=draw(st.none() | st.floats(1e-6, 1e9) | st.integers(1, 10**9).map(float)),
+        spent=spent_on(draw(whole_histories)),
     )
     if begun.service is not None:
         seen = draw(st.integers(0, begun.history.body_length))
@@ -346,6 +348,7 @@ def observed(session: AgentSession) -> object:
         exactly(dict(session.state)),
         exactly(list(session.history)),
         exactly(session.committed.service),
+        exactly(session.committed.spent),
     ]
 
 

@@ -169,6 +169,10 @@ HOSTILE: Final[dict[str, tuple[dict[Any, Any], str]]] = {
     "a time": ({"state": {"at": dt.datetime(2026, 1, 2, tzinfo=dt.UTC)}}, "state.at"),
     "bytes": ({"session_id": b"s"}, "session_id"),
     "a function": ({"active_agent_name": print}, "active_agent_name"),
+    "a cost that is no object": ({"spent": 5}, "spent"),
+    "a cost of another kind": ({"spent": {"by_user": {}}}, "spent"),
+    "a cost that is no mapping": ({"spent": {"total": 5}}, "spent"),
+    "an agent's cost that is none": ({"spent": {"by_agent": {"Support": 5}}}, "spent"),
 }
 
 
@@ -235,12 +239,13 @@ def test_owner() -> None:
         ({"owner": "alice"}, "owner"),
         ({"metadata": {}}, "metadata"),
         ({"service": {"id": "resp_1", "agent_name": None, "service": None, "seen": 0}}, "service"),
+        ({"spent": {"total": {"prompt_tokens": -1}}}, "spent"),
         ({"state": {"a": 1, "_a": 1}}, "state._a"),
         ({"messages": [HI | {"role": "system"}, HI]}, "messages[0].role"),
         ({"messages": [HI, HI | {"extra": {"a": 1}}]}, "messages[1].extra"),
         ({"messages": [HI | {"usage": {}}]}, "messages[0].usage"),
     ],
-    ids=["owner", "metadata", "service", "state", "system", "extra", "usage"],
+    ids=["owner", "metadata", "service", "spent", "state", "system", "extra", "usage"],
 )
 @pytest.mark.parametrize("marked", [True, False])
 def test_client_may_not_bring(change: dict[str, Any], path: str, marked: bool) -> None:

@@ -34,7 +34,7 @@ class EngineRequest:
 
     *messages* is the prompt: the active agent's instructions and the stored system messages first, then a user message,
     each call answered directly after it, ids non-empty and unique. *tools* are all the tools of the run, those that
-    hand off included; empty means that the model must answer in words.
+    hand off included; empty means that the model must answer in words. *settings* are the agent's.
 
     With a *service_session_id* the service keeps the history: *messages* are the system messages, which are sent each
     time, and what the service has not seen yet, which may begin with a tool's results. With *keep_at_service* and no id

@@ -26,6 +26,9 @@ class Role(enum.StrEnum):
 ADDED_BY_KEY: Final = "chatflow_added_by"
 """In a message's `extra`: the context provider that has added it."""
 
+MODEL_KEY: Final = "chatflow_model"
+"""In a message's `extra`: the name of the model that has answered, as it was asked for."""
+
 
 def _require_str(value: object, path: str) -> str:
     if type(value) is str:

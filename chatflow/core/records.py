@@ -132,6 +132,8 @@ class Snapshot:
     service: ServiceSession | None = None
     expires_after: float | None = None
     """Seconds without a commit after which `purge` deletes it; None for no limit of its own."""
+    spent: FrozenDict = EMPTY
+    """What was spent on messages that have left the window, as `spent_on` gives it."""
 
     @property
     def known(self) -> Known:
@@ -394,6 +396,7 @@ class Commit:
     snapshot: Snapshot
     agent_name: str | None
     state: FrozenDict | None
+    spent: FrozenDict | None
     metadata_set: Mapping[str, Any]
     metadata_removed: tuple[str, ...]
     body_start: int

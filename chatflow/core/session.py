@@ -27,6 +27,7 @@ from chatflow.core.service import ServiceSession, ServiceSessionId
 from chatflow.core.session_form import DEFAULT_MAX_CHARACTERS, from_data, to_data
 from chatflow.core.state import Values
 from chatflow.core.typed import MismatchError, check_comes_back, typed
+from chatflow.core.usage import Usage, usage_of
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.core.working import Kind, Working
 from chatflow.exceptions import (
@@ -118,6 +119,17 @@ class AgentSession(Handle):
         working = self._working
         service = self.committed.service if working is None else working.service
         return None if service is None else service.id
+
+    @property
+    def usage(self) -> Usage:
+        """What the conversation has cost, by its providers' counts of tokens: whole, by agent, by model, by turn.
+
+        Messages that pruning or `clear_history` has removed count, those of a turn that failed or was rolled back do
+        not. Summed each time it is read.
+        """
+        working = self._working
+        spent = self.committed.spent if working is None else working.spent
+        return usage_of(spent, self.history)
 
     @property
     def max_turns(self) -> int:

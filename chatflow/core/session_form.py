@@ -32,7 +32,8 @@ from chatflow.core.plain import plain_copy
 from chatflow.core.pruning import Window, check_max_turns
 from chatflow.core.records import NOTHING_SEEN, Key, Snapshot, check_id, check_seconds
 from chatflow.core.service import ServiceSession
-from chatflow.core.values import FrozenDict, freeze_mapping, join, step
+from chatflow.core.usage import checked_spent
+from chatflow.core.values import EMPTY, FrozenDict, freeze_mapping, join, step
 from chatflow.exceptions import SessionFormatError, UnstorableValueError, shorten
 
 FORM: Final = 1
@@ -42,7 +43,7 @@ DEFAULT_MAX_CHARACTERS: Final = 2**25
 """33 million: more than models are sent, pictures included, and read within seconds."""
 
 _ALWAYS: Final = ("chatflow_session", "session_id", "active_agent_name", "max_turns", "state", "messages")
-_NOT_FOR_CLIENTS: Final = ("owner", "metadata", "service")
+_NOT_FOR_CLIENTS: Final = ("owner", "metadata", "service", "spent")
 _FIELDS: Final = frozenset({*_ALWAYS, *_NOT_FOR_CLIENTS, "expires_after", "for_client"})
 _NOT_FROM_CLIENTS: Final = "a client may not bring it"
 _LONGEST: Final = 500
@@ -72,9 +73,10 @@ def to_data(key: Key, snapshot: Snapshot, *, for_client: bool) -> dict[str, Any]
             if not (for_client and _is_inner(message))
         ],
         "service": None if service is None else _service_to_data(service, snapshot.start),
+        "spent": encode(snapshot.spent),
         "for_client": for_client,
     }
-    left_out = {name for name in ("owner", "expires_after", "service", "for_client") if not data[name]}
+    left_out = {name for name in ("owner", "expires_after", "service", "spent", "for_client") if not data[name]}
     left_out.update(_NOT_FOR_CLIENTS if for_client else ())
     return {name: value for name, value in data.items() if name not in left_out}
 
@@ -188,6 +190,7 @@ def _read_snapshot(fields: dict[str, Any], *, is_client: bool) -> Snapshot:
         metadata=FrozenDict() if is_client else _read_values(fields, "metadata"),
         state=_read_state(fields, is_client=is_client),
         service=_read_service(fields["service"], history.body_length) if "service" in fields else None,
+        spent=_read_spent(fields) if "spent" in fields else EMPTY,
         history=history,
     )
 
@@ -228,6 +231,13 @@ def _read_values(fields: dict[str, Any], name: str) -> FrozenDict:
         return freeze_mapping(_read_value(fields, name, name), name)
     except UnstorableValueError as error:
         raise SessionFormatError(path=error.path, reason=error.reason) from error
+
+
+def _read_spent(fields: dict[str, Any]) -> FrozenDict:
+    try:
+        return checked_spent(_read_values(fields, "spent"))
+    except TypeError as error:
+        raise SessionFormatError(path="spent", reason=str(error)) from error
 
 
 def _read_state(fields: dict[str, Any], *, is_client: bool) -> FrozenDict:

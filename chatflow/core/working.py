@@ -14,6 +14,7 @@ from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Claim, Commit, Snapshot
 from chatflow.core.service import ServiceSession, ServiceStep, digest_of, id_key
+from chatflow.core.usage import spent_on
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import UnmatchedToolResultError, shorten
 
@@ -72,6 +73,7 @@ class Working:
         self.window = window
         self.agent_name = base.agent_name
         self.service = base.service
+        self.spent = base.spent
         self.changes = 0
         """How often the messages have changed."""
         # By a service's id: up to where it has seen the history.
@@ -178,6 +180,7 @@ class Working:
         """Remove all messages. A service would remember them, so that what follows begins a new session there."""
         self.service = None
         self.changes += 1
+        self.spent = spent_on(self.window.history(), self.spent)
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
@@ -240,6 +243,7 @@ class Working:
             self.base,
             agent_name=self.agent_name,
             service=self.service,
+            spent=self.spent,
             history=self.window.history(),
             start=self.window.start,
             metadata=FrozenDict(self.values["metadata"]),
@@ -258,6 +262,7 @@ class Working:
         self._front = self.window.start
         self.agent_name = snapshot.agent_name
         self.service = snapshot.service
+        self.spent = snapshot.spent
         self.changes += 1
         if self.service is not None and self._reached.get(id_key(self.service.id), 0) > self.service.seen:
             self.service = None  # it has one id for all of it, and can't go back
@@ -301,10 +306,17 @@ class Working:
         """Whether *history* is the committed one, less whole turns at its front, plus what was added at its end."""
         return not self._restored or history.grows_from(self.base.history, self.window.start - self.base.start)
 
+    def _trim(self) -> FrozenDict:
+        """Prune, and return what was spent on messages that are gone then."""
+        before, start = self.window.history(), self.window.start
+        self.window.trim(self.max_turns)
+        first = before.system_count
+        return spent_on(before[first : first + self.window.start - start], self.spent)
+
     def commit(self, turn_id: int, attempt: int, claim: Claim | None, response: AgentResponse | None) -> Commit:
         """The difference to the last commit, pruned."""
         base = self.base
-        self.window.trim(self.max_turns)
+        spent = self._trim()
         history = self.window.history()
         base_end, system_end, service = base.end, base.system_end, self.service
         replace = not self._continues(history)
@@ -330,6 +342,7 @@ class Working:
                 base,
                 agent_name=self.agent_name,
                 service=service,
+                spent=spent,
                 metadata=metadata,
                 state=state,
                 history=history,
@@ -338,6 +351,7 @@ class Working:
             ),
             agent_name=self.agent_name if self.agent_name != base.agent_name else None,
             state=None if state is base.state else state,
+            spent=None if spent is base.spent else spent,
             metadata_set={
                 key: value for key, value in metadata.items() if base.metadata.get(key, _ABSENT) is not value
             },

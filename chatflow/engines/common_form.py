@@ -26,9 +26,6 @@ INVALID_ARGUMENTS_KEY: Final = "chatflow_invalid_arguments"
 The call itself has empty arguments. A position and not an id, since ids may be empty or used twice in one message.
 """
 
-MODEL_KEY: Final = "chatflow_model"
-"""In `extra`: the name of the model that has answered, as it was asked for."""
-
 _BARE_NAMES: Final = (
     # Bare Gemini names go to Vertex AI in litellm, whose credentials few people have.
     (re.compile(r"gemini-"), "gemini"),

@@ -17,9 +17,10 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import ReasoningDelta, TextDelta
+from chatflow.core.messages import MODEL_KEY
 from chatflow.core.values import FrozenDict
 from chatflow.engines.arguments import Asked, checked_settings, completion_arguments, responses_arguments
-from chatflow.engines.common_form import MODEL_KEY, litellm_name, provider_of
+from chatflow.engines.common_form import litellm_name, provider_of
 from chatflow.engines.failures import failure_of, lacks_key
 from chatflow.engines.litellm_form import from_litellm_response
 from chatflow.engines.litellm_stream import CompletionPieces, ResponsePieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
 
@@ -17,6 +17,7 @@ from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopRe
 from chatflow.core.service import ServiceStep
 from chatflow.core.session import AgentSession
 from chatflow.core.turn import Turn
+from chatflow.core.usage import added
 from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import SessionError, UnmatchedToolResultError, shorten
 from chatflow.running.asking import Asking
@@ -73,7 +74,7 @@ class Loop:
     strict: bool = False
     report: Report | None = None
     called: list[str] = attrs.field(factory=list[str])
-    usage: dict[str, Any] | None = None
+    usage: Mapping[str, Any] | None = None
     handoff: Handoff | None = None
     handoffs: int = 0
     unknown: set[str] = attrs.field(factory=set[str])
@@ -170,7 +171,7 @@ class Loop:
 
     def _count(self, usage: Mapping[str, Any] | None) -> None:
         if usage is not None:
-            self.usage = _sum(self.usage, usage)
+            self.usage = added(self.usage, usage)
             self._tell(UsageReported(usage))
 
     async def _finish(
@@ -278,15 +279,3 @@ def _calls(agent: Agent, reply: EngineReply) -> Message:
         usage=reply.usage,
         extra=reply.extra,
     )
-
-
-def _sum(total: Any, usage: Mapping[str, Any]) -> dict[str, Any]:
-    """*total* with the counts in *usage* added, also those in mappings inside; what is no number is left out."""
-    summed = dict(cast("Mapping[str, Any]", total)) if isinstance(total, Mapping) else {}
-    for name, count in usage.items():
-        before = summed.get(name)
-        if isinstance(count, Mapping):
-            summed[name] = _sum(before, cast("Mapping[str, Any]", count))
-        elif isinstance(count, int | float) and not isinstance(count, bool):
-            summed[name] = count + (before if isinstance(before, int | float) else 0)
-    return summed

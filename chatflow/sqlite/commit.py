@@ -31,6 +31,7 @@ class WriteCommit:
     system_texts: str
     body_texts: str
     state_json: str | None
+    spent_json: str | None
     response_json: str | None
     at: At
 
@@ -93,6 +94,7 @@ class WriteCommit:
             metadata=metadata,
             agent_name=self.commit.agent_name,
             state_json=self.state_json,
+            spent_json=self.spent_json,
             changes_service=self.commit.changes_service,
         )
 

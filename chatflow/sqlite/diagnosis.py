@@ -34,7 +34,7 @@ from chatflow.sqlite.turn_statements import READ_JOURNAL
 LOOK_AT_SESSION: Final[LiteralString] = """
     SELECT
         owner, session_id, active_agent_name, metadata_json, state_json, max_turns, version, created_at, updated_at,
-        service_json, service_key, expires_after, expires_at
+        service_json, service_key, expires_after, expires_at, spent_json
     FROM chatflow_sessions WHERE session_key = :session_key
 """
 """A conversation's own row."""
@@ -165,13 +165,14 @@ def _columns(session_key: int, row: tuple[Any, ...], notes: Notes) -> dict[str, 
     look("version", version, reading.number, 0)
     look("updated_at", updated_at, reading.moment, None)
     look("created_at", created_at, reading.moment, None if "updated_at" in columns else updated_at)
-    service_json, service_key, expires_after, expires_at = others
+    service_json, service_key, expires_after, expires_at, spent_json = others
     look("service_json", service_json, reading.service, None)
     if "service_json" in columns:
         columns["service_key"] = None
     else:
         key = _service_key(service_json)
         look("service_key", service_key, partial(_be, key, "it is not the id that its service_json holds"), key)
+    look("spent_json", spent_json, reading.spent, None)
     look("expires_after", expires_after, reading.optional_seconds, None)
     if "expires_after" not in columns and "updated_at" not in columns:
         # Mended with the row, whatever is wrong with it: that is a commit, from which the time counts anew.

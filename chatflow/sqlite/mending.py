@@ -45,6 +45,7 @@ MEND_SESSION: Final[LiteralString] = """
         max_turns = iif(:has_max_turns, NULL, max_turns),
         service_json = iif(:has_service_json, NULL, service_json),
         service_key = iif(:has_service_key, :service_key, service_key),
+        spent_json = iif(:has_spent_json, NULL, spent_json),
         expires_after = iif(:has_expires_after, NULL, expires_after),
         expires_at = :expires_at,
         created_at = iif(:has_created_at, coalesce(:created_at, :now), created_at),
@@ -97,7 +98,7 @@ _REINDEX: Final[tuple[LiteralString, ...]] = (
 
 _SESSION_COLUMNS: Final = (
     *("owner", "session_id", "active_agent_name", "metadata_json", "state_json"),
-    *("max_turns", "created_at", "service_json", "service_key", "expires_after"),
+    *("max_turns", "created_at", "service_json", "service_key", "spent_json", "expires_after"),
 )
 _ANSWER_COLUMNS: Final = ("processed_at", "digest", "response_json")
 

@@ -43,7 +43,9 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
     row = connection.execute(statements.LOAD_SESSION, {"owner": key.owner, "session_id": key.session_id}).fetchone()
     if row is None:
         return Seen.ABSENT
-    session_key, version, agent_name, metadata_json, state_json, max_turns, service_json, expires_after = row
+    session_key, version, agent_name, metadata_json, state_json, max_turns, service_json, expires_after, spent_json = (
+        row
+    )
     if known is not None and known.session_key != session_key:
         known = None
     if known is not None and known.version == version:
@@ -62,6 +64,7 @@ def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot |
         system_start=system_start,
         service=reading.service(session_id, f"{where}, service_json", service_json),
         expires_after=reading.optional_seconds(session_id, f"{where}, expires_after", expires_after),
+        spent=reading.spent(session_id, f"{where}, spent_json", spent_json),
     )
 
 
@@ -171,6 +174,7 @@ def update(
     metadata: FrozenDict | None = None,
     agent_name: str | None = None,
     state_json: str | None = None,
+    spent_json: str | None = None,
     changes_service: bool = False,
 ) -> int | None:
     """Change a conversation that still has the version *seen*, and return the new one; None for another version."""
@@ -182,6 +186,7 @@ def update(
             "active_agent_name": agent_name,
             "metadata_json": None if metadata is None else values_to_json(metadata),
             "state_json": state_json,
+            "spent_json": spent_json,
             "changes_service": changes_service,
             "service_json": service_to_json(session.service),
             "service_key": None if session.service is None else session.service.key,

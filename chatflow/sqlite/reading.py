@@ -14,6 +14,7 @@ from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import LONGEST_SPAN
 from chatflow.core.rows import State
 from chatflow.core.service import ServiceSession
+from chatflow.core.usage import checked_spent
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError, SessionFormatError, shorten
 
@@ -87,6 +88,18 @@ def _service_from_json(value: str) -> ServiceSession:
     try:
         return ServiceSession.from_data(values_from_json(value))
     except (TypeError, ValueError) as error:
+        raise SessionFormatError(path="", reason=str(error)) from error
+
+
+def spent(session_id: str, row: str, value: object) -> FrozenDict:
+    """What was spent on messages that are gone, if anything was."""
+    return EMPTY if value is None else _parsed(session_id, row, value, _spent_from_json)
+
+
+def _spent_from_json(value: str) -> FrozenDict:
+    try:
+        return checked_spent(values_from_json(value))
+    except TypeError as error:
         raise SessionFormatError(path="", reason=str(error)) from error
 
 

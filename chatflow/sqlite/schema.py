@@ -24,6 +24,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # session_key tells an id's incarnations apart; AUTOINCREMENT, so that none is ever given out again.
         # version grows with each change, over all conversations: it orders lists by commit.
         # service_json is a service's session that keeps the history, and service_key its id, to be found by.
+        # spent_json is what messages have cost that have left the window.
         # expires_after is in seconds, and expires_at when they will have passed if nothing is committed before.
         # A chatflow-agent 0.3.4 that still runs on a file which was upgraded must fail, whatever it writes. Most of its
         # statements name columns that are gone. Its set_active_agent() doesn't, but it writes CURRENT_TIMESTAMP, which
@@ -39,6 +40,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             max_turns INTEGER,
             service_json TEXT,
             service_key TEXT,
+            spent_json TEXT,
             expires_after REAL,
             expires_at TEXT,
             version INTEGER NOT NULL UNIQUE,

@@ -8,7 +8,8 @@ from typing import Final, LiteralString
 
 LOAD_SESSION: Final[LiteralString] = """
     SELECT
-        session_key, version, active_agent_name, metadata_json, state_json, max_turns, service_json, expires_after
+        session_key, version, active_agent_name, metadata_json, state_json, max_turns, service_json, expires_after,
+        spent_json
     FROM chatflow_sessions WHERE owner = :owner AND session_id = :session_id
 """
 """A conversation without its messages."""
@@ -49,6 +50,7 @@ UPDATE_SESSION: Final[LiteralString] = """
         active_agent_name = coalesce(:active_agent_name, active_agent_name),
         metadata_json = coalesce(:metadata_json, metadata_json),
         state_json = coalesce(:state_json, state_json),
+        spent_json = coalesce(:spent_json, spent_json),
         service_json = iif(:changes_service, :service_json, service_json),
         service_key = iif(:changes_service, :service_key, service_key),
         expires_at = :expires_at,

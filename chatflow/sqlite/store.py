@@ -214,6 +214,7 @@ class SQLiteSessionStore(StoreBackend):
         """Write the difference."""
         # Encoded before it is queued: an error here has changed nothing, and the writing thread only writes.
         state = None if commit.state is None else values_to_json(commit.state)
+        spent = None if commit.spent is None else values_to_json(commit.spent)
         response = None if commit.response is None else response_to_json(commit.response)
         write = WriteCommit(
             commit=commit,
@@ -221,6 +222,7 @@ class SQLiteSessionStore(StoreBackend):
             system_texts=texts_of(commit.systems),
             body_texts=texts_of(commit.bodies),
             state_json=state,
+            spent_json=spent,
             response_json=response,
             at=self._at(),
         )

@@ -17,6 +17,7 @@ from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import (
+    MODEL_KEY,
     AudioPart,
     FilePart,
     ImagePart,
@@ -31,7 +32,7 @@ from chatflow.core.messages import (
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.arguments import Asked, completion_arguments
-from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, MODEL_KEY, PROVIDER_KEY, litellm_name
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, PROVIDER_KEY, litellm_name
 from chatflow.engines.failures import lacks_key
 from chatflow.engines.litellm_form import (
     CALL_FIELDS_KEY,

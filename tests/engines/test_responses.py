@@ -12,6 +12,7 @@ from chatflow import exceptions
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import (
+    MODEL_KEY,
     AudioPart,
     FilePart,
     ImagePart,
@@ -25,7 +26,7 @@ from chatflow.core.messages import (
 )
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
-from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, MODEL_KEY
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from tests.model_server import DISCONNECT, HANG, Status, error
 from tests.responses_server import (
     ResponsesServer,

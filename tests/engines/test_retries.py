@@ -12,9 +12,8 @@ from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.events import TextDelta
-from chatflow.core.messages import Message, Role
+from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.engines import LiteLLMEngine
-from chatflow.engines.common_form import MODEL_KEY
 from chatflow.engines.failures import retry_after
 from chatflow.engines.trying import LONGEST_WAIT, Trying, may_pass
 from tests.model_server import DISCONNECT, HANG, Partly, Status, error

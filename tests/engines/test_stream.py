@@ -16,10 +16,9 @@ from chatflow import Runner, exceptions
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import Done, ReasoningDelta, TextDelta
-from chatflow.core.messages import Message, Role
+from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.arguments import Asked
-from chatflow.engines.common_form import MODEL_KEY
 from chatflow.engines.litellm_stream import ResponsePieces
 from tests.model_server import (
     DISCONNECT,

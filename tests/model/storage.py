@@ -311,6 +311,7 @@ class Sqlite(Storage):
                 system_texts="[]",
                 body_texts="[]",
                 state_json=None if commit.state is None else values_to_json(commit.state),
+                spent_json=None,
                 response_json=None if commit.response is None else response_to_json(commit.response),
                 at=at,
             )

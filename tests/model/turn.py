@@ -334,6 +334,7 @@ class Turn:
             snapshot=attrs.evolve(base, state=state),
             agent_name=None,
             state=state,
+            spent=None,
             metadata_set={},
             metadata_removed=(),
             body_start=0,

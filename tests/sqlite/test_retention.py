@@ -59,6 +59,8 @@ DAMAGE: Final = {
     "long span": Damage(sql(column("expires_after", "1e15")), ("expires_after",), SERVICE.key, None, refuses=True),
     "moment without a span": Damage(sql(column("expires_after", "NULL")), ("expires_at",), expires_after=None),
     "span without a moment": Damage(sql(column("expires_at", "NULL")), ("expires_at",)),
+    "cost": Damage(sql(column("spent_json", "'[]'")), ("spent_json",), refuses=True),
+    "cost of another form": Damage(sql(column("spent_json", "'{\"total\": 5}'")), ("spent_json",), refuses=True),
     "moment": Damage(sql(column("expires_at", "'x'")), ("expires_at",)),
     "moment that is over": Damage(sql(column("expires_at", "'2000-01-01T00:00:00+00:00'")), ("expires_at",)),
     "moment that is no UTF-8": Damage(sql(column("expires_at", NO_UTF8)), ("expires_at",)),

@@ -13,6 +13,7 @@ CREATE TABLE chatflow_sessions (
             max_turns INTEGER,
             service_json TEXT,
             service_key TEXT,
+            spent_json TEXT,
             expires_after REAL,
             expires_at TEXT,
             version INTEGER NOT NULL UNIQUE,

@@ -47,18 +47,27 @@ def namespaces(function: Callable[..., Any], **ours: Any) -> tuple[dict[str, Any
     """
     source = _written(function)
     known: dict[str, Any] = getattr(source, "__globals__", {})
-    scopes = set(_enclosing(getattr(source, "__qualname__", "")))
+    nearby = nearby_names(known, getattr(source, "__qualname__", ""))
+    code, cells = getattr(source, "__code__", None), getattr(source, "__closure__", None) or ()
+    for name, cell in zip(code.co_freevars if code else (), cells, strict=True):
+        with contextlib.suppress(ValueError):  # the variable is not set yet
+            nearby[name] = cell.cell_contents
+    return ours | known, nearby
+
+
+def nearby_names(known: Mapping[str, Any], qualname: str) -> dict[str, Any]:
+    """The locals of the functions that enclose what has this *qualname* in the module of the globals *known*.
+
+    Of those that are on the stack.
+    """
+    scopes = set(_enclosing(qualname))
     nearby: dict[str, Any] = {}
     frame = inspect.currentframe() if scopes else None
     while frame is not None:
         if frame.f_globals is known and frame.f_code.co_qualname in scopes:
             nearby = frame.f_locals | nearby
         frame = frame.f_back
-    code, cells = getattr(source, "__code__", None), getattr(source, "__closure__", None) or ()
-    for name, cell in zip(code.co_freevars if code else (), cells, strict=True):
-        with contextlib.suppress(ValueError):  # the variable is not set yet
-            nearby[name] = cell.cell_contents
-    return ours | known, nearby
+    return nearby
 
 
 def _enclosing(qualname: str) -> Iterator[str]:

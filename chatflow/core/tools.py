@@ -13,19 +13,19 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, cast, overload
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import anyio.to_thread
 import attrs
 
 from chatflow.core.inspection import bound_by_partial, namespaces, read_docstring, resolve, without_partial
+from chatflow.core.schemas import path_of, schema_generator, without_titles
 from chatflow.core.values import thaw
 from chatflow.exceptions import ToolArgumentError, ToolError, shorten
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
-    from pydantic.json_schema import GenerateJsonSchema
 
     from chatflow.core.agent import Agent
     from chatflow.core.session import AgentSession
@@ -200,7 +200,7 @@ class Tool:
                 if default is not parameter.empty:
                     hint = _annotated(hint, default if in_field else Field(default=default))
                 adapter = TypeAdapter[Any](hint)
-                adapter.json_schema(schema_generator=_schema_generator())
+                adapter.json_schema(schema_generator=schema_generator())
                 required = adapter.get_default_value() is None
             except Exception as error:
                 raise self._unfit(name, str(error).partition("\n\n")[0]) from error
@@ -227,16 +227,16 @@ class Tool:
 
         schemas, shared = TypeAdapter.json_schemas(
             [(name, "validation", parameter.adapter) for name, parameter in self._parameters.items()],
-            schema_generator=_schema_generator(),
+            schema_generator=schema_generator(),
         )
-        properties = {name: _without_titles(schemas[name, "validation"]) for name in self._parameters}
+        properties = {name: without_titles(schemas[name, "validation"]) for name in self._parameters}
         for name in documented.keys() & properties.keys():
             properties[name].setdefault("description", documented[name])
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         required = [name for name, parameter in self._parameters.items() if parameter.required]
         if required:
             schema["required"] = required
-        schema.update(_without_titles(shared))
+        schema.update(without_titles(shared))
         return schema
 
     def _bind(self, args: Mapping[str, Any], context: ToolContext) -> inspect.BoundArguments:
@@ -249,7 +249,7 @@ class Tool:
                     values[name] = parameter.adapter.validate_python(thaw(args[name]))
                 except self._refusal as refusal:
                     for error in refusal.errors(include_url=False, include_context=False, include_input=False):
-                        problems.setdefault(_path(name, error["loc"]), error["msg"])
+                        problems.setdefault(path_of(name, error["loc"]), error["msg"])
             elif parameter.required:
                 problems[name] = "missing"
             elif parameter.filled:
@@ -344,39 +344,3 @@ def _is_context(hint: Any) -> bool:
     if origin is typing.Union or origin is types.UnionType:
         return set(typing.get_args(hint)) == {ToolContext, type(None)}
     return hint is ToolContext
-
-
-@functools.cache
-def _schema_generator() -> type[GenerateJsonSchema]:
-    from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
-
-    class Generator(GenerateJsonSchema):
-        # A default that is not JSON is the function's own affair: the model need not know it.
-        ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
-
-    return Generator
-
-
-_HOLDS_DATA: Final = {"default", "const", "enum", "examples", "required", "discriminator"}
-_HOLDS_NAMES: Final = {"properties", "patternProperties", "$defs"}
-
-
-def _without_titles(schema: Any) -> Any:
-    """*schema* without titles: pydantic makes them from names, and a model pays for each."""
-    if isinstance(schema, list):
-        return [_without_titles(each) for each in cast("Iterable[Any]", schema)]
-    if not isinstance(schema, dict):
-        return schema
-    cleaned: dict[str, Any] = {}
-    for keyword, value in cast("dict[str, Any]", schema).items():
-        if keyword in _HOLDS_DATA:
-            cleaned[keyword] = value
-        elif keyword in _HOLDS_NAMES:
-            cleaned[keyword] = {name: _without_titles(each) for name, each in value.items()}
-        elif keyword != "title":
-            cleaned[keyword] = _without_titles(value)
-    return cleaned
-
-
-def _path(name: str, steps: tuple[int | str, ...]) -> str:
-    return name + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)

@@ -152,6 +152,9 @@ def test_litellm_is_in_one_function() -> None:
 
 
 def test_pydantic_waits_for_the_first_tool() -> None:
-    """Only one module loads pydantic, and only once a function of it is called."""
-    places = {("chatflow.core.tools", "function"), ("chatflow.core.tools", "for checkers")}
-    assert importers("pydantic", "pydantic_core") == places
+    """What describes tools and answers loads pydantic, and only once a function of it is called."""
+    found = importers("pydantic", "pydantic_core")
+    assert {importer for importer, _ in found} == {
+        f"chatflow.core.{name}" for name in ("mirrors", "output", "schemas", "tools")
+    }
+    assert {place for _, place in found} == {"function", "for checkers"}

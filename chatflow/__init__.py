@@ -4,6 +4,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.events import (
+    AnswerRejected,
     Done,
     HandedOff,
     ReasoningDelta,
@@ -46,6 +47,7 @@ from chatflow.exceptions import (
     EngineAuthenticationError,
     EngineBadRequestError,
     EngineError,
+    EngineOutputError,
     EngineRateLimitError,
     EngineTimeoutError,
     EngineUnavailableError,
@@ -86,6 +88,7 @@ __all__ = [
     "Agent",
     "AgentResponse",
     "AgentSession",
+    "AnswerRejected",
     "AudioPart",
     "BaseSessionStore",
     "ChatflowError",
@@ -98,6 +101,7 @@ __all__ = [
     "EngineAuthenticationError",
     "EngineBadRequestError",
     "EngineError",
+    "EngineOutputError",
     "EngineRateLimitError",
     "EngineReply",
     "EngineRequest",

@@ -29,7 +29,8 @@ ChatflowError
 │   ├── EngineBadRequestError
 │   │   ├── ContextWindowError
 │   │   └── ServiceSessionLostError
-│   └── EngineUnavailableError
+│   ├── EngineUnavailableError
+│   └── EngineOutputError
 ├── ToolError
 │   └── ToolArgumentError
 └── HandoffError
@@ -400,6 +401,25 @@ class ServiceSessionLostError(EngineBadRequestError):
 
 class EngineUnavailableError(EngineError):
     """The provider can't be reached or answers with an error of its own."""
+
+
+class EngineOutputError(EngineError):
+    """An answer was not of the agent's output type, twice: the first one, and the one that it was asked for then.
+
+    Attributes:
+        agent: The name of the agent that was to answer.
+        problems: What is wrong with the second one, by place, such as ``answer.items[3].amount``. Unlike the message,
+            they may quote it.
+    """
+
+    def __init__(self, *, model: str, agent: str, problems: Mapping[str, str]) -> None:
+        self.agent = agent
+        self.problems = dict(problems)
+        super().__init__(
+            f"model {shorten(model)}: the answer of agent {shorten(agent)} is not of its output_type, also after it was"
+            f" asked for again ({len(self.problems)} problems, which `problems` names)",
+            model=model,
+        )
 
 
 class ToolError(ChatflowError):

@@ -194,7 +194,8 @@ class Runner:
             SessionConflictError: The process was stopped, or its event loop blocked, for longer than its lease, and
                 somebody else has gone on; nothing was written.
             StoreError: The storage failed; nothing was written.
-            EngineError: The model could not be asked, or its answer not be used.
+            EngineError: The model could not be asked, or its answer not be used (`EngineOutputError`: it was not of the
+                agent's output type, twice).
             TimeoutError: The turn took longer than *turn_timeout*.
             SessionStateError: *metadata* holds what can't be kept; nothing was changed.
             SessionDeletedError: The conversation was deleted meanwhile.
@@ -282,7 +283,7 @@ class Runner:
         while True:
             found = await turn.take(wait_for_duplicate=asked.waits)
             if isinstance(found, Answered):
-                return _answered_before(found, session)
+                return self._registry.with_output(_answered_before(found, session), session.session_id)
             if found is None:
                 return await self._run(turn, asked.text, asked.metadata, strict=strict, report=report)
             try:
@@ -372,6 +373,7 @@ class Runner:
                 at_once=self.max_concurrent_turns or _AT_ONCE,
                 run=self._run_work,
                 first=self._do_first,
+                with_output=self._registry.with_output,
             ),
             on_response,
         )
@@ -437,7 +439,8 @@ class Runner:
                     report=report,
                 )
                 turn.session.metadata.update(metadata)
-                response = turn.response = await self._in_time(loop, user_message)
+                response = await self._in_time(loop, user_message)
+                turn.response = attrs.evolve(response, output=None)  # it is read anew from what is stored
             except BaseException as error:
                 try:
                     await providing.fail(error)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, overload
 
 from chatflow.core.handoffs import handoff_tool, handoff_tool_name
+from chatflow.core.output import Output
 from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
 from chatflow.core.service import ServiceSession
 from chatflow.core.tools import Tool, to_tool
@@ -48,10 +49,14 @@ class Agent:
     order; at most one of them is a `HistoryProvider`. *settings* go with each of its requests, by the names that the
     engine knows them by, and before the engine's own: ``{"temperature": 0, "tool_choice": "auto"}``.
 
+    With an *output_type* the response's `output` is an instance of it: an attrs class, a dataclass, a pydantic model,
+    or anything that pydantic can check and describe, such as ``list[Order]``. The model is told its schema; an answer
+    that is not of it is asked for once more, with what is wrong with it, and then is an `EngineOutputError`.
+
     Raises:
         ToolError: A function can't be made a tool, or two tools have one name.
         HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
-        TypeError: An argument is of a wrong type.
+        TypeError: An argument is of a wrong type, or *output_type* can't be described to a model.
         ValueError: *name*, *model* or a setting's name is blank, or two providers have one name or both choose the
             history.
     """
@@ -66,6 +71,7 @@ class Agent:
         engine: Engine | None = None,
         context_providers: Iterable[ContextProvider] = (),
         settings: Mapping[str, Any] = EMPTY,
+        output_type: Any = None,
     ) -> None:
         self._name: Final = _named("name", name)
         self._model: Final = _named("model", model)
@@ -78,6 +84,8 @@ class Agent:
         if not isinstance(settings, Mapping):
             raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
         self._settings: Final = FrozenDict({_named("a setting's name", name): settings[name] for name in settings})
+        self._output_type: Final = output_type
+        self._output: Final = None if output_type is None else self._described(output_type)
         self._tools: dict[str, Tool] = {}
         self._handoffs: dict[str, tuple[Agent, Tool]] = {}
         for each in _several("tools", tools):
@@ -124,6 +132,16 @@ class Agent:
     def settings(self) -> Mapping[str, Any]:
         """What goes with each of its requests, by name."""
         return self._settings
+
+    @property
+    def output_type(self) -> Any:
+        """What its answers are to be; None for text."""
+        return self._output_type
+
+    @property
+    def output(self) -> Output | None:
+        """The schema of its answers and the check of them, where it has an output type."""
+        return self._output
 
     @property
     def history_provider(self) -> HistoryProvider | None:
@@ -348,6 +366,16 @@ class Agent:
             # None too: whoever looked for a session and found none would talk to one that forgets.
             raise TypeError(f"session must be an AgentSession or left out, not {type(session).__name__}")
         return session, Runner(self, session.store, on_lost_service_session=on_lost)
+
+    def _described(self, output_type: Any) -> Output:
+        # Describing a type runs what others wrote: any exception means that it can't be used.
+        try:
+            return Output(output_type)
+        except Exception as error:
+            reason = str(error).partition("\n\n")[0]
+            raise TypeError(
+                f"the output_type of agent {shorten(self._name)} can't be described to a model: {reason}"
+            ) from error
 
     def _tool_in_the_way(self, name: str, peer: Agent) -> HandoffError:
         return HandoffError(

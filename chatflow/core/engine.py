@@ -39,6 +39,9 @@ class EngineRequest:
     With a *service_session_id* the service keeps the history: *messages* are the system messages, which are sent each
     time, and what the service has not seen yet, which may begin with a tool's results. With *keep_at_service* and no id
     the service is to begin a session of its own, from all the messages.
+
+    *output_schema* is the JSON Schema of an object that the answer is to be, where the agent has an output type: the
+    engine tells the model. It stands there also where the model may call tools instead.
     """
 
     agent: Agent

@@ -61,6 +61,18 @@ class HandedOff:
 
 
 @attrs.frozen
+class AnswerRejected:
+    """The answer that was just told, by *agent_name*, is not of its output type, and is asked for once more.
+
+    What shows it should clear it: all text since the last `ToolFinished`, or since the beginning. It is not stored.
+    *problems* say what is wrong, by place, such as ``answer.items[3].amount``.
+    """
+
+    problems: Mapping[str, str]
+    agent_name: str
+
+
+@attrs.frozen
 class UsageReported:
     """What one reply of a model cost, as its provider counts; the response's `usage` is the sum of all."""
 
@@ -74,7 +86,9 @@ class Done:
     response: AgentResponse
 
 
-RunEvent: TypeAlias = TextDelta | ReasoningDelta | ToolStarted | ToolFinished | HandedOff | UsageReported | Done
+RunEvent: TypeAlias = (
+    TextDelta | ReasoningDelta | ToolStarted | ToolFinished | HandedOff | AnswerRejected | UsageReported | Done
+)
 
 Report: TypeAlias = Callable[[RunEvent], None]
 """Takes what happens in a run, in the run's event loop. It never waits, and raises nothing."""

@@ -282,6 +282,10 @@ class AgentResponse:
     message had been answered before and this is the stored answer. *stop_reason* is ``"answer"``, ``"tool_limit"``
     (the model was cut off from its tools), or ``"not_stored"`` (a duplicate whose answer nobody kept; *content* is
     empty).
+
+    *output* is what *content* says as the output type of the agent that has answered, where it has one; for a checker
+    ``assert isinstance(response.output, Order)`` says which. It is not stored but read from *content* each time, and no
+    part of what makes two responses equal; None where a stored answer is not of the type any more, which is logged.
     """
 
     content: str = attrs.field(converter=_converter(_string))
@@ -293,3 +297,4 @@ class AgentResponse:
     usage: Mapping[str, Any] | None = attrs.field(default=None, converter=_converter(_optional_mapping))
     duplicate: bool = attrs.field(default=False, converter=_converter(_boolean))
     stop_reason: StopReason = attrs.field(default="answer", validator=attrs.validators.in_(get_args(StopReason)))
+    output: Any = attrs.field(default=None, eq=False)

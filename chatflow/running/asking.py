@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
@@ -62,6 +62,7 @@ class Asking:
             messages=prompt.messages,
             tools=tools,
             service_session_id=kept.id,
+            output_schema=_schema_of(agent),
             settings=agent.settings,
         )
         try:
@@ -85,7 +86,12 @@ class Asking:
         self._log(prompt.repairs)
         agent = contents.run.agent
         request = EngineRequest(
-            agent=agent, messages=prompt.messages, tools=tools, keep_at_service=keep, settings=agent.settings
+            agent=agent,
+            messages=prompt.messages,
+            tools=tools,
+            keep_at_service=keep,
+            output_schema=_schema_of(agent),
+            settings=agent.settings,
         )
         reply = await self._generate(engine, request)
         if reply.service_session_id is not None:
@@ -184,3 +190,7 @@ class Asking:
             )
         after = None if kept is None else id_key(kept.id)
         return ServiceStep(ServiceSession(id_, agent.name, service), after, digest_of(new))
+
+
+def _schema_of(agent: Agent) -> Mapping[str, Any] | None:
+    return None if agent.output is None else agent.output.schema

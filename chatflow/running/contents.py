@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import attrs
 
+from chatflow.core.engine import EngineReply
 from chatflow.core.messages import Message, Role
 from chatflow.core.providers import AgentRun
+from chatflow.core.service import ServiceStep
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
+from chatflow.core.values import EMPTY
+
+_MOST_PROBLEMS: Final = 10
+"""So many are told to a model; they tend to have one cause."""
 
 
 @attrs.define(eq=False)
@@ -25,6 +32,12 @@ class Contents:
     _chosen_from: Sequence[Message] | None = None
     _is_told: bool = False
     """Whether what was added has been sent: a service that keeps the history is sent it once."""
+    _was_told: bool = False
+    """The same before the model was asked last."""
+    _correction: Sequence[Message] = ()
+    """What is sent last, about an answer that was refused; it is stored nowhere."""
+    _is_held: bool = False
+    """Whether a service has that answer in the session that it is asked in again."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -41,8 +54,12 @@ class Contents:
 
         The same beginning each time in a turn, as far as nobody changes the history behind it.
         """
+        self._was_told, self._is_told = self._is_told, True
+        messages = await self._conversation()
+        return [*messages, *self._correction] if self._correction else messages
+
+    async def _conversation(self) -> Sequence[Message]:
         added, session = self.run.messages, self.run.session
-        self._is_told = True
         if self.choose is not None and self._chosen_from is None:
             self._chosen_from = session.history
             self._chosen = await self.choose()
@@ -66,13 +83,41 @@ class Contents:
         history, seen = working.window.history(), working.seen
         body = list(history.body_from(0))
         systems = [*history.systems_from(0), *(message for message in added if message.role is Role.SYSTEM)]
-        if not self._is_told:
-            self._is_told = True
+        self._was_told, self._is_told = self._is_told, True
+        if not self._was_told:
             earlier = set(map(id, self.run.earlier))
             own = [message for message in body if id(message) not in earlier]
             place = max(seen, len(body) - len(own) + self._place(own))
             body[place:place] = [message for message in added if message.role is not Role.SYSTEM]
+        if self._is_held:
+            return [*systems, *body, *self._correction], len(systems) + len(body)
+        systems += self._correction
         return [*systems, *body], len(systems) + seen
+
+    def correct(self, reply: EngineReply, step: ServiceStep | None, problems: Mapping[str, str]) -> None:
+        """Have the next request ask again, saying what is wrong with *reply*, which *step* has come to at a service.
+
+        A service is asked from where it was asked before, and is told in the instructions, which it does not keep, so
+        that it goes on from what is stored here. A session that has one id for all of it holds the reply already, and
+        takes what is wrong with it as a user's message.
+        """
+        working = self.turn.working
+        kept, refusal = working.service, _refusal(problems)
+        self._is_held = step is not None and kept is not None and step.session.id == kept.id
+        if self._is_held and reply.tool_calls:
+            # It was offered no tools: nobody will answer these calls, which the service would wait for.
+            working.service, self._is_held = None, False
+        if self._is_held:
+            self._correction = [Message(Role.USER, refusal)]
+            return
+        self._is_told = self._was_told
+        if step is not None:
+            said = f"You have answered this before, with:\n{reply.text}"
+            self._correction = [Message(Role.SYSTEM, f"{said}\n\n{refusal}")]
+            return
+        extra = EMPTY if reply.tool_calls else reply.extra  # it may speak of calls, which are not sent
+        answer = Message(Role.MODEL, reply.text, agent_name=self.run.agent.name, extra=extra)
+        self._correction = [*([answer] if answer.text.strip() else []), Message(Role.USER, refusal)]
 
     def _place(self, own: Sequence[Message]) -> int:
         """Where among the turn's *own* messages the added ones stand."""
@@ -81,3 +126,10 @@ class Contents:
             # The service has the user's message by now, and takes only what comes after its own last word.
             return places.get(id(self.came_after), len(own) - 1) + 1
         return places.get(id(self.run.input), 0)
+
+
+def _refusal(problems: Mapping[str, str]) -> str:
+    shown = [f"- {path}: {problem}" for path, problem in list(problems.items())[:_MOST_PROBLEMS]]
+    if len(problems) > len(shown):
+        shown.append(f"- and {len(problems) - len(shown)} more")
+    return "\n".join(["That answer can't be used:", *shown, "Answer again, with the corrected JSON and nothing else."])

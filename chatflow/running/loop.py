@@ -11,15 +11,17 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import Engine, EngineReply
-from chatflow.core.events import HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
+from chatflow.core.events import AnswerRejected, HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
+from chatflow.core.output import Output, OutputError
 from chatflow.core.service import ServiceStep
 from chatflow.core.session import AgentSession
 from chatflow.core.turn import Turn
 from chatflow.core.usage import added
+from chatflow.core.values import EMPTY
 from chatflow.engines.litellm import LiteLLMEngine
-from chatflow.exceptions import SessionError, UnmatchedToolResultError, shorten
+from chatflow.exceptions import EngineOutputError, SessionError, UnmatchedToolResultError, shorten
 from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
 from chatflow.running.providing import Providing
@@ -45,6 +47,22 @@ class Registry:
     def engine_for(self, agent: Agent) -> Engine:
         """The agent's own engine, else the runner's, else one that asks by the agent's model."""
         return agent.engine or self._engine or _default_engine()
+
+    def with_output(self, response: AgentResponse, session_id: str) -> AgentResponse:
+        """A stored answer with its output, as the type that its agent's answers are of now; None where it is not."""
+        agent = self.agents().get(response.active_agent_name)
+        if agent is None or agent.output is None or response.stop_reason == "not_stored":
+            return response
+        try:
+            return attrs.evolve(response, output=agent.output.read(response.content))
+        except Exception as error:  # noqa: BLE001  # what was answered stays answered, whatever a type makes of it now
+            logger.warning(
+                "session %s: the stored answer of agent %s is not of its output_type now (%s)",
+                shorten(session_id),
+                shorten(agent.name),
+                type(error).__name__,
+            )
+            return response
 
 
 @cache
@@ -177,23 +195,55 @@ class Loop:
     async def _finish(
         self, agent: Agent, reply: EngineReply, service: ServiceStep | None, stop_reason: StopReason
     ) -> AgentResponse:
-        text = reply.text or ""
-        message = Message(Role.MODEL, text, agent_name=agent.name, usage=reply.usage, extra=reply.extra)
+        message = _answer(agent, reply)
         self._count(message.usage)
+        output = None
+        if agent.output is not None:
+            try:
+                output = agent.output.read(message.text)
+            except OutputError as error:
+                cost = message.usage
+                reply, service = await self._ask_again(agent, reply, service, error.problems)
+                message = _answer(agent, reply)
+                self._count(message.usage)
+                if cost is not None:
+                    message = attrs.evolve(message, usage=added(cost, message.usage or EMPTY))
+                output = self._read_again(agent, agent.output, message.text)
         await self._say(message, service, self.asking.since)
         if reply.tool_calls:
             # It was offered no tools: nobody will answer these calls, which the service would wait for.
             self.turn.working.service = None
         response = AgentResponse(
-            content=text,
+            content=message.text,
             active_agent_name=agent.name,
             tool_calls_executed=self.called,
             handoff=self.handoff,
             usage=self.usage,
             stop_reason=stop_reason,
+            output=output,
         )
         await self.providing.succeed(response)
         return response
+
+    async def _ask_again(
+        self, agent: Agent, reply: EngineReply, service: ServiceStep | None, problems: Mapping[str, str]
+    ) -> tuple[EngineReply, ServiceStep | None]:
+        """Ask once more, without tools, for the answer that *reply* was to be; nothing of *reply* is stored."""
+        logger.warning(
+            "session %s: the answer of agent %s is not of its output_type (%d problems); it is asked for once more",
+            shorten(self.session.session_id),
+            shorten(agent.name),
+            len(problems),
+        )
+        self._tell(AnswerRejected(problems, agent.name))
+        (await self.providing.prepare(agent)).correct(reply, service, problems)
+        return await self._ask(agent, with_tools=False)
+
+    def _read_again(self, agent: Agent, output: Output, text: str) -> Any:
+        try:
+            return output.read(text)
+        except OutputError as error:
+            raise EngineOutputError(model=agent.model, agent=agent.name, problems=error.problems) from None
 
     async def _act(self, agent: Agent, called: Entry, message: Message, ended: Mapping[int, Entry] | None) -> None:
         """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
@@ -267,6 +317,11 @@ class Loop:
         logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
         content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+
+
+def _answer(agent: Agent, reply: EngineReply) -> Message:
+    """The message that holds the reply's words."""
+    return Message(Role.MODEL, reply.text or "", agent_name=agent.name, usage=reply.usage, extra=reply.extra)
 
 
 def _calls(agent: Agent, reply: EngineReply) -> Message:

@@ -88,6 +88,8 @@ class Doing:
     run: Callable[[Turn], Awaitable[AgentResponse]]
     first: Callable[[Turn], Awaitable[None]]
     """Does work that a turn has to wait for."""
+    with_output: Callable[[AgentResponse, str], AgentResponse]
+    """Gives the stored answer of a conversation its output."""
 
 
 class Worker:
@@ -192,7 +194,10 @@ class Worker:
         try:
             turn = await self._turn(work)
             try:
-                response = work.response or await self._answer(turn)
+                if work.response is None:
+                    response = await self._answer(turn)
+                else:
+                    response = self._doing.with_output(work.response, work.key.session_id)
                 if response is not None and self._on_response is not None:
                     with self._idle():
                         await self._hand_on(turn, response, self._on_response)

@@ -292,10 +292,40 @@ def refusal(request: Mapping[str, Any]) -> str | None:
     thinks = "think" in request["model"]
     reasons = (
         *(_refused_message(message, f"messages[{position}]", thinks) for position, message in enumerate(messages)),
+        refused_form((request.get("response_format") or {}).get("json_schema"), "response_format"),
         _refused_order(messages),
         _refused_tools(request),
     )
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def refused_form(form: Mapping[str, Any] | None, where: str) -> str | None:
+    """Why OpenAI would refuse this form of an answer; a strict one has more to it."""
+    if form is None:
+        return None
+    if not _NAME.fullmatch(form.get("name", "")):
+        return f"Missing required parameter: '{where}.name'."
+    fault = f"Invalid schema for {where} '{form['name']}'"
+    if form["schema"].get("type") != "object":
+        return (
+            f"""{fault}: schema must be a JSON Schema of 'type: "object"', got 'type: {form["schema"].get("type")}'."""
+        )
+    return f"{fault}: not as strict mode wants it" if form.get("strict") and not _is_strict(form["schema"]) else None
+
+
+def _is_strict(schema: Any) -> bool:
+    """Whether every object in it has all of its fields required, and no others."""
+    if isinstance(schema, list):
+        return all(map(_is_strict, schema))
+    if not isinstance(schema, dict):
+        return True
+    if "default" in schema or ("$ref" in schema and len(schema) > 1):
+        return False
+    if schema.get("type") == "object":
+        named, required = set(schema.get("properties", ())), set(schema.get("required", ()))
+        if schema.get("additionalProperties") is not False or named != required:
+            return False
+    return all(map(_is_strict, schema.values()))
 
 
 def _refused_message(message: Mapping[str, Any], path: str, thinks: bool) -> str | None:

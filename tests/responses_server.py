@@ -34,6 +34,7 @@ from tests.model_server import (
     Partly,
     Status,
     error,
+    refused_form,
     serving,
     streamed,
     words,
@@ -313,6 +314,9 @@ def _faults(request: Mapping[str, Any]) -> Iterator[str]:
     form = request.get("text", {}).get("format", {"type": "text"})
     if form["type"] == "json_schema":
         yield from _missing(form, {"name", "schema"}, "text.format")
+        refused = refused_form(form, "text.format")
+        if refused is not None:
+            yield refused
 
 
 def _missing(fields: Mapping[str, Any], needed: set[str], path: str) -> Iterator[str]:

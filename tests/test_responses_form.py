@@ -32,7 +32,6 @@ from chatflow.engines.responses_form import (
     to_instructions,
     to_responses_settings,
     to_responses_tools,
-    to_text,
 )
 from chatflow.engines.responses_reply import from_responses_response, own_id
 from tests.model_server import refusal
@@ -228,13 +227,6 @@ def test_refused_settings(settings: dict[str, Any], said: str) -> None:
     """A setting that the engine decides about, that contradicts a kept history, or that would be lost, is refused."""
     with pytest.raises(ValueError, match=said):
         to_responses_settings(settings)
-
-
-def test_schema_of_the_answer() -> None:
-    """The form of the answer stands beside what else was set of its text."""
-    form = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
-    assert to_text({"verbosity": "low"}, {"type": "object"}) == {"verbosity": "low", "format": form}
-    assert to_text(None, {"type": "object"}) == {"format": form}
 
 
 # -- what comes back -------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any, Final
 import attrs
 
 from chatflow.core.engine import EngineRequest
-from chatflow.core.values import thaw
 from chatflow.engines.common_form import provider_of
 from chatflow.engines.litellm_form import to_litellm_messages, to_litellm_tools, tools_of_the_past
 from chatflow.engines.responses_form import (
@@ -17,8 +16,8 @@ from chatflow.engines.responses_form import (
     to_instructions,
     to_responses_settings,
     to_responses_tools,
-    to_text,
 )
+from chatflow.engines.schema_form import form_of, takes_both, with_schema
 
 _OURS: Final = frozenset(
     {
@@ -50,12 +49,13 @@ _ONLY_WITH_TOOLS: Final = ("parallel_tool_calls", "tool_choice")
 
 @attrs.frozen
 class Asked:
-    """One model's request: which way it goes, and to which session of a service."""
+    """One model's request: which way it goes, to which session of a service, and if the model takes a schema."""
 
     request: EngineRequest
     model: str
     at_service: bool
     session: str | None
+    takes_schema: bool = False
 
 
 def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,14 +74,16 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
-    """What `litellm.acompletion` takes; the request's settings come before *settings*."""
+    """What `litellm.acompletion` takes; the request's settings come before *settings*.
+
+    What the answer is to be goes as ``response_format``, unless the model does not take that, or the settings have it.
+    """
     request, provider = asked.request, provider_of(asked.model)
     options = {"stream_options": {"include_usage": True}} if stream else {}
     arguments: dict[str, Any] = {
         **options,
         **settings,
         **checked_settings(request.settings),
-        "messages": to_litellm_messages(request.messages, asked.model),
     }
     tools = to_litellm_tools(request.tools)
     _fit(arguments, tools=bool(tools), stream=stream)
@@ -91,34 +93,50 @@ def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: b
             arguments["tool_choice"] = "none"
     if tools:  # an empty list is refused
         arguments["tools"] = tools
-    if request.output_schema is not None:
-        schema = {"name": "answer", "schema": thaw(request.output_schema)}
-        arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
+    messages, schema = request.messages, request.output_schema
+    if schema is not None:
+        if _by_parameter(asked, tools=bool(tools)) and "response_format" not in arguments:
+            arguments["response_format"] = {"type": "json_schema", "json_schema": form_of(schema, asked.model)}
+        else:
+            messages = with_schema(messages, schema)
+    arguments["messages"] = to_litellm_messages(messages, asked.model)
     return arguments
 
 
 def responses_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: bool) -> dict[str, Any]:
-    """What `litellm.aresponses` takes; the request's settings come before *settings*."""
+    """What `litellm.aresponses` takes; the request's settings come before *settings*.
+
+    What the answer is to be goes as ``text.format``, unless the model does not take that, or the settings have it.
+    """
     request, session = asked.request, asked.session
     arguments: dict[str, Any] = {
         **to_responses_settings({**settings, **checked_settings(request.settings)}),
         "input": to_input(request.messages, asked.model),
         "store": True,  # a service's default need not be OpenAI's
     }
-    instructions = to_instructions(request.messages)
-    if instructions is not None:
-        arguments["instructions"] = instructions
     tools = to_responses_tools(request.tools)
     _fit(arguments, tools=bool(tools), stream=stream)
     if tools:
         arguments["tools"] = tools
-    if request.output_schema is not None:
-        arguments["text"] = to_text(arguments.get("text"), request.output_schema)
+    messages, schema = request.messages, request.output_schema
+    if schema is not None:
+        text: Mapping[str, Any] = arguments.get("text") or {}
+        if _by_parameter(asked, tools=bool(tools)) and "format" not in text:
+            arguments["text"] = {**text, "format": {"type": "json_schema", **form_of(schema, asked.model)}}
+        else:
+            messages = with_schema(messages, schema)
+    instructions = to_instructions(messages)
+    if instructions is not None:
+        arguments["instructions"] = instructions
     if session is not None:
         # litellm has no argument for a conversation, and in its own for a response would take a proxy's id apart.
         name = "conversation" if is_conversation(session) else "previous_response_id"
         arguments["extra_body"] = {**(arguments.get("extra_body") or {}), name: session}
     return arguments
+
+
+def _by_parameter(asked: Asked, *, tools: bool) -> bool:
+    return asked.takes_schema and (takes_both(asked.model) or not tools)
 
 
 def _fit(arguments: dict[str, Any], *, tools: bool, stream: bool) -> None:

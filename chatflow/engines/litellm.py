@@ -26,6 +26,7 @@ from chatflow.engines.litellm_form import from_litellm_response
 from chatflow.engines.litellm_stream import CompletionPieces, ResponsePieces
 from chatflow.engines.responses_form import is_conversation, to_responses_settings
 from chatflow.engines.responses_reply import from_responses_response
+from chatflow.engines.schema_form import may_take_schema
 from chatflow.engines.trying import Trying
 from chatflow.exceptions import EngineBadRequestError, EngineError, EngineUnavailableError, shorten
 
@@ -178,7 +179,7 @@ class LiteLLMEngine:
         await self.warm_up()
         return await self._trying.first_answer(
             models,
-            lambda model: ask(Asked(request, model, at_service, session)),
+            lambda model: ask(Asked(request, model, at_service, session, self._takes_schema(request, model))),
             only_if_refused=session is not None and is_conversation(session),
         )
 
@@ -258,6 +259,11 @@ class LiteLLMEngine:
     def _arguments_for(self, asked: Asked, *, stream: bool = False) -> dict[str, Any]:
         form = responses_arguments if asked.at_service else completion_arguments
         return {**form(asked, self._settings, stream=stream), **self._always(asked.model)}
+
+    def _takes_schema(self, request: EngineRequest, model: str) -> bool:
+        if request.output_schema is None or not may_take_schema(model):
+            return False
+        return bool(self._litellm.supports_response_schema(litellm_name(model)))
 
     def _always(self, model: str) -> dict[str, Any]:
         given = {"api_key": self._api_key, "api_base": self._api_base}

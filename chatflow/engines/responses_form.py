@@ -141,11 +141,6 @@ def to_responses_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return sent
 
 
-def to_text(text: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting *text*, with *schema* as the form of the answer."""
-    return {**(text or {}), "format": {"type": "json_schema", "name": "answer", "schema": thaw(schema)}}
-
-
 def _user_content(message: Message) -> str | list[dict[str, Any]]:
     if isinstance(message.content, tuple) and message.content:
         return [_part(part) for part in message.content]

@@ -549,14 +549,13 @@ async def test_lone_surrogates_over_http(server: ResponsesServer, engine: LiteLL
 
 
 async def test_settings(server: ResponsesServer) -> None:
-    """The engine's settings are sent, those of a request before them, and an output schema as a response format."""
+    """The engine's settings are sent, and those of a request before them."""
     settings = {"temperature": 0, "max_tokens": 10}
     engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, settings=settings)
     server.script("{}")
-    await engine.generate(request(settings={"max_tokens": 20}, output_schema={"type": "object"}))
+    await engine.generate(request(settings={"max_tokens": 20}))
     sent = server.requests[0]
     assert (sent["temperature"], sent["max_tokens"]) == (0, 20)
-    assert sent["response_format"]["json_schema"] == {"name": "answer", "schema": {"type": "object"}}
 
 
 async def test_settings_of_an_agent(server: ResponsesServer) -> None:

@@ -267,18 +267,15 @@ async def test_cut_off_answer(server: ResponsesServer, engine: LiteLLMEngine) ->
 
 
 async def test_settings(server: ResponsesServer) -> None:
-    """The engine's settings are sent, those of a request before them, and an output schema as the text's format."""
+    """The engine's settings are sent, and those of a request before them."""
     settings = {"temperature": 0, "max_tokens": 100, "text": {"verbosity": "low"}, "extra_body": {"truncation": "auto"}}
     engine = LiteLLMEngine("openai/test", attempts=1, api_key=KEY, api_base=server.url, settings=settings)
     server.kept["resp_1"] = ()
     server.script("{}")
-    await engine.generate(
-        request(session="resp_1", settings={"max_tokens": 200}, output_schema={"type": "object"}, tools=[LOOK_UP])
-    )
+    await engine.generate(request(session="resp_1", settings={"max_tokens": 200}, tools=[LOOK_UP]))
     (sent,) = server.requests
     assert (sent["temperature"], sent["max_output_tokens"], sent["truncation"]) == (0, 200, "auto")
-    form = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
-    assert sent["text"] == {"verbosity": "low", "format": form}
+    assert sent["text"] == {"verbosity": "low"}
     assert sent["previous_response_id"] == "resp_1"
 
 

@@ -31,7 +31,8 @@ def fence(fence: BlockBuster) -> BlockBuster:
 async def test_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every sample of the page runs, one after the other, and does what the page says."""
     async with model_server() as server:
-        server.script("It is in transit.", "It has arrived.", "Hello from here.", "Hello from one of two.")
+        order = '{"number": 404, "status": "sent", "items": ["a lamp"]}'
+        server.script("It is in transit.", "It has arrived.", order, "Hello from here.", "Hello from one of two.")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
         names: dict[str, Any] = {name: getattr(chatflow, name) for name in chatflow.__all__}
@@ -42,11 +43,13 @@ async def test_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
             await run(sample.replace("http://127.0.0.1:8000/v1", server.url), names)
         assert names["response"].content == "It is in transit."
         assert capsys.readouterr().out.startswith("It has arrived.{'completion_tokens': ")
-        assert [request["temperature"] for request in server.requests] == [0.2, 0.2]
+        assert [request["temperature"] for request in server.requests[:2]] == [0.2, 0.2]
+        assert names["order"] == names["Order"](404, "sent", ["a lamp"])
+        assert server.requests[2]["response_format"]["json_schema"]["strict"] is True
         for engine, expected in (("local", "Hello from here."), ("engine", "Hello from one of two.")):
             agent = chatflow.Agent("Support", engine=names[engine])
             assert (await agent.run("Hi")).content == expected
-        assert [request["model"] for request in server.requests[2:]] == ["qwen3", "gpt-4o"]
+        assert [request["model"] for request in server.requests[3:]] == ["qwen3", "gpt-4o"]
         assert (await names["echo"].run("Hi")).content == "Hi"
         await names["engine"]._litellm.close_litellm_async_clients()
 

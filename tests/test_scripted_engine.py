@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.events import ReasoningDelta, TextDelta
-from chatflow.core.messages import Message, Role, ToolCall, ToolResult
+from chatflow.core.messages import ImagePart, Message, Role, TextPart, ToolCall, ToolResult
+from chatflow.core.tools import tool
 from chatflow.engines import ScriptedEngine
 from chatflow.engines.scripted import last_result, user_text
 from chatflow.exceptions import EngineError, EngineRateLimitError
@@ -26,6 +28,12 @@ def request(*messages: Message | str, agent: Agent = SUPPORT) -> EngineRequest:
         agent=agent,
         messages=[Message(Role.USER, message) if isinstance(message, str) else message for message in messages],
     )
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "found"
 
 
 def answered(name: str, content: Any) -> tuple[Message, Message]:
@@ -299,3 +307,22 @@ async def test_error_in_pieces() -> None:
     with pytest.raises(LookupError):
         await anext(engine.stream(request("?")))
     assert len(engine.requests) == 1
+
+
+# -- counting ------------------------------------------------------------------------------------------------------
+
+
+async def test_counts_words() -> None:
+    """Each word counts as a token: of texts, of a call's name and arguments, of results; so does each tool."""
+    engine = ScriptedEngine()
+    call, result = answered("look", {"found": "two words"})
+    counts = [
+        (request("where is it?"), 3),
+        (request(Message(Role.SYSTEM, "Be kind."), ""), 2),
+        (request(call), 2),
+        (request(result), 3),
+        (request(Message(Role.USER, [TextPart("two words"), ImagePart(url="https://example.com/a.png")])), 2),
+        (attrs.evolve(request("hi"), tools=[look]), 2),
+    ]
+    assert [await engine.count_tokens(each) for each, _ in counts] == [count for _, count in counts]
+    assert engine.requests == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
@@ -84,6 +84,9 @@ class Engine(Protocol):
     An engine whose service can keep a conversation's history has a second one, ``service_of(agent) -> str``: the name
     of the service that would answer for that agent. Ids of one service are never sent to another, nor to an engine
     without this method.
+
+    An engine that can count has ``async def count_tokens(request) -> int``: how many tokens the provider would count in
+    that request, tools included, as well as can be said without asking it. *max_prompt_tokens* needs it.
     """
 
     async def generate(self, request: EngineRequest) -> EngineReply:
@@ -99,6 +102,11 @@ class Engine(Protocol):
 def stream_of(engine: Engine) -> Callable[[EngineRequest], AsyncGenerator[ReplyPart]] | None:
     """The engine's way to reply in pieces, None for one that has none."""
     return getattr(engine, "stream", None)
+
+
+def counter_of(engine: Engine) -> Callable[[EngineRequest], Awaitable[int]] | None:
+    """The engine's way to count what it is sent, None for one that has none."""
+    return getattr(engine, "count_tokens", None)
 
 
 def service_of(engine: Engine, agent: Agent) -> str | None:

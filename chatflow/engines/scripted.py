@@ -7,7 +7,7 @@ import inspect
 import itertools
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 import anyio.lowlevel
@@ -16,6 +16,7 @@ import attrs
 from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import ReasoningDelta, TextDelta
 from chatflow.core.messages import Message, Role, ToolCall
+from chatflow.engines.common_form import as_json, result_text
 from chatflow.exceptions import EngineError, shorten
 
 Reply: TypeAlias = "str | EngineReply | ToolCall | Sequence[ToolCall] | BaseException | type[BaseException]"
@@ -196,6 +197,11 @@ class ScriptedEngine:
             await anyio.lowlevel.checkpoint()
         yield reply
 
+    async def count_tokens(self, request: EngineRequest) -> int:
+        """A token for each word of texts, of calls (name, and arguments as JSON) and of results; one for each tool."""
+        await anyio.lowlevel.checkpoint()
+        return len(request.tools) + sum(len(text.split()) for each in request.messages for text in _texts(each))
+
     def _next(self, request: EngineRequest) -> Scripted | None:
         with contextlib.suppress(
             IndexError
@@ -238,6 +244,13 @@ def last_result(request: EngineRequest) -> Any:
 def _words(text: object) -> list[str]:
     """The text in pieces, none of which is lost; of what is no text, none."""
     return re.findall(r"\s*\S+|\s+", text) if isinstance(text, str) else []
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message.text
+    for call in message.tool_calls:
+        yield f"{call.name} {as_json(call.args)}"
+    yield from map(result_text, message.tool_results)
 
 
 def _results_at_the_end(request: EngineRequest) -> frozenset[str]:

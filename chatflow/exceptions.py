@@ -392,7 +392,29 @@ class EngineBadRequestError(EngineError):
 
 
 class ContextWindowError(EngineBadRequestError):
-    """The conversation is longer than the model can take."""
+    """The conversation is longer than the model can take, or than *max_prompt_tokens* lets it be.
+
+    Attributes:
+        session_id: The conversation, where it was found too long before anything was sent.
+        tokens: How many tokens the least that could be sent has, where that was counted.
+        max_prompt_tokens: How many it may have, where there is a limit.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model: str,
+        status: int | None = None,
+        retry_after: float | None = None,
+        session_id: str | None = None,
+        tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.tokens = tokens
+        self.max_prompt_tokens = max_prompt_tokens
+        super().__init__(message, model=model, status=status, retry_after=retry_after)
 
 
 class ServiceSessionLostError(EngineBadRequestError):

@@ -18,6 +18,7 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
+from chatflow.core.budget import OnContextWindow, check_max_prompt_tokens
 from chatflow.core.engine import Engine
 from chatflow.core.events import Report
 from chatflow.core.finish import apart, finish
@@ -57,7 +58,7 @@ from chatflow.running.asked import (
     check_seconds_or_none,
     checked_metadata,
 )
-from chatflow.running.asking import Asking
+from chatflow.running.asking import Asking, AskingRules
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.providing import Providing
 from chatflow.running.slots import TurnSlots, give_back_slots
@@ -92,6 +93,11 @@ class Runner:
         max_attempts: How often a message is started, ends that its caller was told of not counted, before it is dead.
         max_concurrent_turns: Turns that run at once in one event loop. One that waits for a slot has its place already,
             and others of its conversation wait behind it. A run inside a tool uses the slot of the run around it.
+        max_prompt_tokens: How many tokens a model is sent at most, instructions and tools included, as its engine
+            counts. The oldest whole turns are not sent where all would be more; they stay in the conversation. An
+            agent's own number comes before it.
+        on_context_window: Where a provider finds the prompt too long: "raise" the error, or "shrink", which asks once
+            more with at most half of the turns. Once for an agent in a turn, and never after a piece was told.
         on_lost_service_session: Where a service keeps a conversation's history and does not know it any more: "raise"
             the error, or "replay", which begins a new session there from the local copy.
 
@@ -114,6 +120,8 @@ class Runner:
         max_attempts: int = 5,
         max_concurrent_turns: int | None = None,
         on_lost_service_session: OnLostServiceSession = "raise",
+        max_prompt_tokens: int | None = None,
+        on_context_window: OnContextWindow = "raise",
     ) -> None:
         if not isinstance(starting_agent, Agent):
             raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
@@ -125,6 +133,8 @@ class Runner:
             check_count("max_concurrent_turns", max_concurrent_turns, 1)
         if on_lost_service_session not in get_args(OnLostServiceSession):
             raise ValueError(f"on_lost_service_session must be 'raise' or 'replay', not {on_lost_service_session!r}")
+        if on_context_window not in get_args(OnContextWindow):
+            raise ValueError(f"on_context_window must be 'raise' or 'shrink', not {on_context_window!r}")
         starting_agent.reachable()
         self.starting_agent: Final = starting_agent
         self.session_store: Final[BaseSessionStore] = SessionStore() if session_store is None else session_store
@@ -136,6 +146,8 @@ class Runner:
         self.max_attempts: Final = check_count("max_attempts", max_attempts, 1)
         self.max_concurrent_turns: Final = max_concurrent_turns
         self.on_lost_service_session: Final[OnLostServiceSession] = on_lost_service_session
+        self.max_prompt_tokens: Final = check_max_prompt_tokens(max_prompt_tokens)
+        self.on_context_window: Final[OnContextWindow] = on_context_window
         self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
         if not self.session_store.has_agent_resolver:
@@ -422,6 +434,11 @@ class Runner:
     ) -> AgentResponse:
         """What happens in a turn that has begun, to its commit."""
         providing = Providing(turn)
+        rules = AskingRules(
+            on_lost=self.on_lost_service_session,
+            max_prompt_tokens=self.max_prompt_tokens,
+            on_context_window=self.on_context_window,
+        )
         with self._slots.entered() as slot:
             try:
                 await slot.hold()
@@ -433,7 +450,7 @@ class Runner:
                     max_handoffs=self.max_handoffs_per_turn,
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
-                    asking=Asking(turn, self.on_lost_service_session, report),
+                    asking=Asking(turn, rules, report),
                     providing=providing,
                     strict=strict,
                     report=report,

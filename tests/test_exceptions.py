@@ -78,7 +78,7 @@ ERRORS: list[ChatflowError] = [
     EngineTimeoutError("something", model="gpt-4o"),
     EngineAuthenticationError("something", model="gpt-4o", status=401),
     EngineBadRequestError("something", model="gpt-4o", status=400),
-    ContextWindowError("something", model="gpt-4o", status=400),
+    ContextWindowError(f"{SESSION} is long", model="gpt-4o", session_id=SESSION, tokens=9, max_prompt_tokens=8),
     ServiceSessionLostError("something", model="gpt-4o", status=400),
     EngineUnavailableError("something", model="gpt-4o"),
     EngineOutputError(model="gpt-4o", agent="Support", problems={"answer.id": "Field required"}),

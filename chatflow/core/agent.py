@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, overload
 
+from chatflow.core.budget import check_max_prompt_tokens
 from chatflow.core.handoffs import handoff_tool, handoff_tool_name
 from chatflow.core.output import Output
 from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
@@ -47,7 +48,9 @@ class Agent:
     *handoffs* are agents this one may hand the conversation to; two may name each other, with `add_handoff`. *engine*
     answers for this agent; without one the runner's does, by *model*. *context_providers* add to its runs, in this
     order; at most one of them is a `HistoryProvider`. *settings* go with each of its requests, by the names that the
-    engine knows them by, and before the engine's own: ``{"temperature": 0, "tool_choice": "auto"}``.
+    engine knows them by, and before the engine's own: ``{"temperature": 0, "tool_choice": "auto"}``. It is sent at most
+    *max_prompt_tokens* of a conversation, instructions and tools included, as `Runner` says; without a number as many
+    as its runner's.
 
     With an *output_type* the response's `output` is an instance of it: an attrs class, a dataclass, a pydantic model,
     or anything that pydantic can check and describe, such as ``list[Order]``. The model is told its schema; an answer
@@ -58,7 +61,7 @@ class Agent:
         HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
         TypeError: An argument is of a wrong type, or *output_type* can't be described to a model.
         ValueError: *name*, *model* or a setting's name is blank, or two providers have one name or both choose the
-            history.
+            history, or *max_prompt_tokens* is below 1.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Agent:
         context_providers: Iterable[ContextProvider] = (),
         settings: Mapping[str, Any] = EMPTY,
         output_type: Any = None,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self._name: Final = _named("name", name)
         self._model: Final = _named("model", model)
@@ -86,6 +90,7 @@ class Agent:
         self._settings: Final = FrozenDict({_named("a setting's name", name): settings[name] for name in settings})
         self._output_type: Final = output_type
         self._output: Final = None if output_type is None else self._described(output_type)
+        self._max_prompt_tokens: Final = check_max_prompt_tokens(max_prompt_tokens)
         self._tools: dict[str, Tool] = {}
         self._handoffs: dict[str, tuple[Agent, Tool]] = {}
         for each in _several("tools", tools):
@@ -142,6 +147,11 @@ class Agent:
     def output(self) -> Output | None:
         """The schema of its answers and the check of them, where it has an output type."""
         return self._output
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """How many tokens it is sent at most, where it has a limit of its own."""
+        return self._max_prompt_tokens
 
     @property
     def history_provider(self) -> HistoryProvider | None:

@@ -67,7 +67,8 @@ class HistoryProvider(ContextProvider):
     """Chooses what a model is sent of the conversation before this turn; what this turn says always follows.
 
     An agent has at most one. What is stored is the store's to say, and nothing of it is changed. As it is, it chooses
-    what a conversation's window holds, as without it. Where a service keeps the history it is refused.
+    what a conversation's window holds, as without it. Where a service keeps the history it is refused. What it chooses
+    is cut as any history is where it is more than *max_prompt_tokens* lets through.
     """
 
     async def get_messages(self, agent: Agent, session: AgentSession, context: RunContext) -> Sequence[Message]:

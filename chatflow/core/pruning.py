@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Final
 
 import attrs
@@ -81,6 +81,11 @@ class Pairing:
     def knows(self, call_id: str) -> bool:
         """Whether a result for *call_id* would find a call."""
         return bool(self._open.get(call_id)) or call_id in self._answered
+
+    @property
+    def first_open(self) -> int | None:
+        """The position of the first message with a call that has no result."""
+        return min((places[0].position for places in self._open.values()), default=None)
 
     def answer(self, call_id: str) -> tuple[CallPlace, bool] | None:
         """The call that the next result for *call_id* belongs to, and whether it had been answered before."""
@@ -157,6 +162,11 @@ class Window:
         """How many turns are kept."""
         return self._turns
 
+    @property
+    def first_open(self) -> int | None:
+        """The position of the first message kept with a call that has no result; None where all have one."""
+        return self._pairing.first_open
+
     def unmatched(self, message: Message) -> str | None:
         """The id of the first result in *message* that has no call here, or None."""
         for result in message.tool_results:
@@ -201,6 +211,10 @@ class Window:
         """What is kept, or the last *max_turns* turns of it."""
         low = self._start if max_turns is None else self._cut(max_turns)
         return History(self._systems, len(self._systems), self._body, low - self._offset, len(self._body))
+
+    def sizes(self) -> list[int]:
+        """How many turns each history has that may be cut out of it, the least first; the last one is all of it."""
+        return list(accumulate(block.turns for block in reversed(self._blocks)))
 
     def _cut(self, max_turns: int) -> int:
         left = self._turns

@@ -6,35 +6,58 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 from chatflow.core.agent import Agent
+from chatflow.core.budget import OnContextWindow, Windows
 from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
-from chatflow.core.events import Report, TextDelta
-from chatflow.core.messages import Message
+from chatflow.core.events import Report, RunEvent, TextDelta
+from chatflow.core.messages import Message, Role
 from chatflow.core.prompt import to_prompt
 from chatflow.core.service import OnLostServiceSession, ServiceSession, ServiceStep, digest_of, id_key
 from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
-from chatflow.exceptions import EngineError, ServiceSessionLostError, SessionError, shorten
+from chatflow.exceptions import ContextWindowError, EngineError, ServiceSessionLostError, SessionError, shorten
 from chatflow.running.contents import Contents
+from chatflow.running.fitting import count_of, fit, too_long
 from chatflow.running.pieces import joined
 
 logger = logging.getLogger("chatflow.runner")
 
 
+@attrs.frozen(kw_only=True)
+class AskingRules:
+    """How models are asked: a runner's settings.
+
+    *on_lost* says what to do where a service has lost its session, *on_context_window* where a provider finds a prompt
+    too long, and *max_prompt_tokens* is for agents without a number of their own.
+    """
+
+    on_lost: OnLostServiceSession = "raise"
+    max_prompt_tokens: int | None = None
+    on_context_window: OnContextWindow = "raise"
+
+
 class Asking:
-    """What the models of one turn are asked. *on_lost* says what to do where a service has lost its session.
+    """What the models of one turn are asked.
 
     What they say is told to *report*, in pieces where the engine gives some.
     """
 
-    def __init__(self, turn: Turn, on_lost: OnLostServiceSession, report: Report | None = None) -> None:
+    def __init__(self, turn: Turn, rules: AskingRules, report: Report | None = None) -> None:
         self._turn: Final = turn
-        self._on_lost: Final = on_lost
+        self._rules: Final = rules
         self._report: Final = report
         self._logged: Final[set[str]] = set()
+        self._has_told = False
+        self._refused: Final[dict[str, tuple[Message, ...]]] = {}
+        """By agent, what is not sent any more in this turn, since with it the prompt was too long for the provider."""
+        self._has_logged_left_out = False
         self.since = 0
         """How often the turn's messages had changed when a model was asked last."""
+        self.left_out: tuple[Message, ...] = ()
+        """What the model that was asked last was not sent of the history, since all of it would have been too long."""
 
     async def ask(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], family: frozenset[str]
@@ -65,10 +88,13 @@ class Asking:
             output_schema=_schema_of(agent),
             settings=agent.settings,
         )
+        limit = self._limit(agent)
+        if limit is not None and (tokens := await count_of(engine, request)) > limit:
+            raise too_long(self._turn.session.session_id, agent, tokens, limit, "what the service has not seen yet")
         try:
             reply = await self._generate(engine, request)
         except ServiceSessionLostError as error:
-            if self._on_lost == "raise":
+            if self._rules.on_lost == "raise":
                 raise
             logger.warning(
                 "session %s: %s; a new one begins with the local copy of the history",
@@ -81,22 +107,77 @@ class Asking:
     async def _ask_anew(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str, *, keep: bool = False
     ) -> EngineReply:
-        """Ask with all of the history; *keep* has the service begin a session with it."""
-        prompt = to_prompt(await contents.messages(), instructions)
-        self._log(prompt.repairs)
+        """Ask with as much of the history as may be sent; *keep* has the service begin a session with it."""
         agent = contents.run.agent
-        request = EngineRequest(
-            agent=agent,
-            messages=prompt.messages,
-            tools=tools,
-            keep_at_service=keep,
-            output_schema=_schema_of(agent),
-            settings=agent.settings,
-        )
-        reply = await self._generate(engine, request)
+        refused = self._refused.get(agent.name, ())
+        before, own = await contents.messages()
+        windows = Windows(_without(before, refused), own)
+
+        def draft(index: int | None) -> tuple[EngineRequest, tuple[str, ...]]:
+            gone = len(refused) + len(windows.left_out(index))
+            prompt = to_prompt(windows.window(index), instructions, numbered_from=gone)
+            request = EngineRequest(
+                agent=agent,
+                messages=prompt.messages,
+                tools=tools,
+                keep_at_service=keep,
+                output_schema=_schema_of(agent),
+                settings=agent.settings,
+            )
+            return request, prompt.repairs
+
+        async def count(index: int) -> int:
+            return await count_of(engine, draft(index)[0])
+
+        async def send(index: int | None) -> EngineReply:
+            request, repairs = draft(index)
+            self._log(repairs)
+            self._leave_out(agent, (*refused, *windows.left_out(index)))
+            return await self._generate(engine, request)
+
+        index, limit = None, self._limit(agent)
+        if limit is not None:
+            index, tokens = await fit(windows, limit, count)
+            if index is None:
+                raise too_long(self._turn.session.session_id, agent, tokens, limit, "this turn alone")
+        try:
+            reply = await send(index)
+        except ContextWindowError as error:
+            if self._rules.on_context_window == "raise" or refused or self._has_told:
+                raise
+            index = windows.last if index is None else index
+            smaller = windows.half(index)
+            if smaller == index:
+                raise
+            logger.warning(
+                "session %s: %s; asked once more, with %d turns in place of %d",
+                shorten(self._turn.session.session_id),
+                error,
+                windows.turns[smaller],
+                windows.turns[index],
+            )
+            self._refused[agent.name] = windows.left_out(smaller)
+            reply = await send(smaller)
         if reply.service_session_id is not None:
             self._refuse_choice(agent)
         return reply
+
+    def _limit(self, agent: Agent) -> int | None:
+        return self._rules.max_prompt_tokens if agent.max_prompt_tokens is None else agent.max_prompt_tokens
+
+    def _leave_out(self, agent: Agent, messages: tuple[Message, ...]) -> None:
+        """Note what is not sent to *agent*, and log it once."""
+        # What a provider has chosen is no window: what is left out of that has not left the conversation.
+        self.left_out = messages if agent.history_provider is None else ()
+        if messages and not self._has_logged_left_out:
+            self._has_logged_left_out = True
+            logger.info(
+                "session %s: the oldest %d turns, %d messages, are not sent to agent %s: they would be too long",
+                shorten(self._turn.session.session_id),
+                sum(message.role is Role.USER for message in messages),
+                len(messages),
+                shorten(agent.name),
+            )
 
     async def _replay(
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str
@@ -112,8 +193,14 @@ class Asking:
 
     async def _generate(self, engine: Engine, request: EngineRequest) -> EngineReply:
         report, in_pieces = self._report, stream_of(engine)
+        self._has_told = False
         if report is not None and in_pieces is not None:
-            return await joined(in_pieces(request), request, report, type(engine).__name__)
+
+            def telling(event: RunEvent) -> None:
+                self._has_told = True
+                report(event)
+
+            return await joined(in_pieces(request), request, telling, type(engine).__name__)
         reply = await engine.generate(request)
         if not isinstance(reply, EngineReply):
             raise TypeError(
@@ -194,3 +281,10 @@ class Asking:
 
 def _schema_of(agent: Agent) -> Mapping[str, Any] | None:
     return None if agent.output is None else agent.output.schema
+
+
+def _without(messages: Sequence[Message], left_out: Sequence[Message]) -> Sequence[Message]:
+    if not left_out:
+        return messages
+    gone = set(map(id, left_out))
+    return [message for message in messages if id(message) not in gone]

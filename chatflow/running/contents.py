@@ -49,22 +49,20 @@ class Contents:
         parts = [await self.run.agent.render_instructions(self.run.session), *self.run.instructions]
         return "\n\n".join(part for part in parts if part.strip())
 
-    async def messages(self) -> Sequence[Message]:
-        """What the prompt is made of: what came before this turn, what was added for it, and what it has said.
+    async def messages(self) -> tuple[Sequence[Message], Sequence[Message]]:
+        """What the prompt is made of: what came before this turn, and what was added for it and it has said.
 
         The same beginning each time in a turn, as far as nobody changes the history behind it.
         """
         self._was_told, self._is_told = self._is_told, True
-        messages = await self._conversation()
-        return [*messages, *self._correction] if self._correction else messages
+        before, own = await self._conversation()
+        return before, [*own, *self._correction]
 
-    async def _conversation(self) -> Sequence[Message]:
+    async def _conversation(self) -> tuple[Sequence[Message], Sequence[Message]]:
         added, session = self.run.messages, self.run.session
         if self.choose is not None and self._chosen_from is None:
             self._chosen_from = session.history
             self._chosen = await self.choose()
-        if self._chosen_from is None and not added:
-            return session.history
         before, own = self.run.split_history()
         if self._chosen_from is not None:
             left_out = set(map(id, self._chosen_from)) - set(map(id, session.history)) | set(map(id, own))
@@ -72,7 +70,7 @@ class Contents:
         systems = [message for message in added if message.role is Role.SYSTEM]
         others = [message for message in added if message.role is not Role.SYSTEM]
         at = self._place(own)
-        return [*before, *systems, *own[:at], *others, *own[at:]]
+        return before, [*systems, *own[:at], *others, *own[at:]]
 
     def unseen(self) -> tuple[Sequence[Message], int]:
         """The same where a service keeps the history, and how many of these messages the service has seen.

@@ -1,0 +1,552 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatflow.core.agent import Agent
+from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
+from chatflow.core.events import RunEvent, TextDelta
+from chatflow.core.memory import SessionStore
+from chatflow.core.messages import Message, Role, ToolResult
+from chatflow.core.prompt import ARRIVED, to_prompt
+from chatflow.core.providers import ContextProvider, HistoryProvider, RunContext
+from chatflow.core.pruning import prune
+from chatflow.core.session import AgentSession, SessionContext
+from chatflow.core.tools import ToolContext, tool
+from chatflow.engines.scripted import ScriptedEngine
+from chatflow.exceptions import ContextWindowError
+from chatflow.runner import Runner
+from tests.runs import session_of, texts
+from tests.service_engine import A2AEngine
+from tests.strategies import calls, histories, results, says
+from tests.test_prompt import check_valid
+from tests.test_pruning import legal_cuts
+
+CALL = ScriptedEngine.call
+TOO_LONG = "model 'm': the prompt is too long"
+SECRET = "account 4711"
+
+numbers = ("one", "two", "three", "four", "five")
+
+
+@tool
+def look(what: str = "") -> str:
+    """Look."""
+    return f"found {what}"
+
+
+def sent(request: EngineRequest) -> list[str]:
+    """What a request sends, a word for a call or a result."""
+    return [
+        message.text
+        or ",".join([*(each.name for each in message.tool_calls), *(each.name for each in message.tool_results)])
+        for message in request.messages
+    ]
+
+
+async def talk(runner: Runner, *said: str, session_id: str = "s") -> None:
+    """A turn for each text."""
+    for text in said:
+        await runner.run_async(session_id, text)
+
+
+def too_long(request: EngineRequest | None = None) -> ContextWindowError:
+    """What a provider says to a long prompt; another object each time, as each has a traceback of its own."""
+    return ContextWindowError(TOO_LONG, model="m", status=400)
+
+
+# --- a limit of tokens -------------------------------------------------------------------------------------------
+
+
+async def test_oldest_turns_are_not_sent() -> None:
+    """The oldest whole turns are left out of what is sent, as few as possible."""
+    engine = ScriptedEngine(default="yes")
+    await talk(Runner(Agent("Support"), engine=engine, max_prompt_tokens=5), *numbers)
+    assert [sent(request) for request in engine.requests] == [
+        ["one"],
+        ["one", "yes", "two"],
+        ["one", "yes", "two", "yes", "three"],
+        ["two", "yes", "three", "yes", "four"],
+        ["three", "yes", "four", "yes", "five"],
+    ]
+
+
+async def test_nothing_leaves_the_conversation() -> None:
+    """What is not sent stays in the history, and is sent again to an agent that may be sent more."""
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default="yes"), max_prompt_tokens=3)
+    await talk(runner, *numbers)
+    assert len((await session_of(runner)).history) == 10
+
+
+async def test_instructions_and_tools_count() -> None:
+    """Instructions and tools are part of what is counted, and never left out."""
+    engine = ScriptedEngine(default="yes")
+    agent = Agent("Support", "Be very kind.", tools=[look], max_prompt_tokens=7)
+    await talk(Runner(agent, engine=engine), *numbers)
+    assert sent(engine.requests[-1]) == ["Be very kind.", "four", "yes", "five"]
+
+
+async def test_agents_own_limit_comes_first() -> None:
+    """An agent's own number comes before its runner's, larger or smaller."""
+    engine = ScriptedEngine(default="yes")
+    billing = Agent("Billing", engine=engine, max_prompt_tokens=100)
+    support = Agent("Support", engine=engine, handoffs=[billing])
+    runner = Runner(support, max_prompt_tokens=4)
+    await talk(runner, *numbers)
+    session = await session_of(runner)
+    await session.set_active_agent(billing)
+    await talk(runner, "six")
+    assert [len(request.messages) for request in engine.requests] == [1, 3, 3, 3, 3, 11]
+
+
+async def test_system_messages_stay() -> None:
+    """Stored system messages are always sent."""
+    engine = ScriptedEngine(default="yes")
+    runner = Runner(Agent("Support"), engine=engine, max_prompt_tokens=4)
+    await talk(runner, "one", "two")
+    await (await session_of(runner)).add_message(Message(Role.SYSTEM, "VIP"))
+    await talk(runner, "three")
+    assert sent(engine.requests[-1]) == ["VIP", "two", "yes", "three"]
+
+
+async def test_results_of_the_turn_push_others_out() -> None:
+    """What the running turn has said is always sent, and the turns before it make room."""
+    engine = ScriptedEngine(["yes", "yes", [CALL("look", what=f"a b {SECRET}"), CALL("look", what="c")], "done"])
+    runner = Runner(Agent("Support", tools=[look]), engine=engine, max_prompt_tokens=18)
+    await talk(runner, "one", "two words", "three")
+    assert sent(engine.requests[2]) == ["one", "yes", "two words", "yes", "three"]
+    assert sent(engine.requests[3]) == ["three", "look,look", "look,look"]
+    check_valid(engine.requests[3].messages)
+
+
+async def test_turn_alone_is_over() -> None:
+    """A turn that is over by itself is an error that says by how much, before anything is sent, and leaves no trace."""
+    engine = ScriptedEngine(default="yes")
+    runner = Runner(Agent("Support", "Be kind.", model="m"), engine=engine, max_prompt_tokens=7)
+    await talk(runner, "one", "two")
+    with pytest.raises(ContextWindowError) as caught:
+        await talk(runner, f"this is {SECRET} and so on")
+    error = caught.value
+    assert (error.session_id, error.tokens, error.max_prompt_tokens, error.model) == ("s", 9, 7, "m")
+    assert str(error) == (
+        "session 's': this turn alone and what goes with it have 9 tokens, and max_prompt_tokens of agent 'Support' is"
+        " 7; nothing was sent. Shorten instructions, tools or the message, or raise max_prompt_tokens"
+    )
+    assert len(engine.requests) == 2
+    assert texts(await session_of(runner)) == ["one", "yes", "two", "yes"]
+
+
+async def test_pair_of_an_earlier_turn() -> None:
+    """A turn that adds the result of an earlier call is sent that call's turn, and all between, however old."""
+
+    class Answers(ContextProvider):
+        async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+            if context.input.text == "four":
+                context.add_messages(results("a"), store=True)
+
+    engine = ScriptedEngine(default="yes")
+    agent, store = Agent("Support", engine=engine, context_providers=[Answers()]), SessionStore()
+    await talk(Runner(agent, store), "one", "two")
+    await (await session_of(Runner(agent, store))).add_message(calls("a"))
+    await talk(Runner(agent, store), "three")
+    with pytest.raises(ContextWindowError, match="this turn alone and what goes with it have 25 tokens"):
+        await talk(Runner(agent, store, max_prompt_tokens=24), "four")
+    await talk(Runner(agent, store, max_prompt_tokens=25), "four")
+    assert sent(engine.requests[-1]) == ["two", "yes", "look", "look", "three", "yes", ARRIVED, "four"]
+    assert engine.requests[-1].messages[3].tool_results[0].content is None
+
+
+@attrs.frozen
+class Context(ContextProvider):
+    """Adds messages that are only sent."""
+
+    messages: Sequence[Message]
+    name: str = "context"
+
+    async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+        context.add_messages(*self.messages)
+
+
+async def test_what_providers_add_stays() -> None:
+    """What a provider adds for the run is never left out, of whatever role it is."""
+    engine = ScriptedEngine(default="yes")
+    added = [Message(Role.SYSTEM, "weather"), Message(Role.USER, "profile"), Message(Role.MODEL, "noted")]
+    agent = Agent("Support", engine=engine, context_providers=[Context(added)], max_prompt_tokens=6)
+    await talk(Runner(agent), *numbers)
+    assert sent(engine.requests[-1]) == ["weather", "four", "yes", "profile", "noted", "five"]
+
+
+async def test_what_a_provider_has_chosen_is_cut() -> None:
+    """Of a history that a provider has chosen, the oldest turns are left out as of any other."""
+
+    class Every(HistoryProvider):
+        async def get_messages(self, agent: Agent, session: AgentSession, context: RunContext) -> Sequence[Message]:
+            made_up = [Message(Role.USER, "once"), Message(Role.MODEL, "long ago")]
+            return [*made_up, *prune(context.history, 2)]
+
+    engine = ScriptedEngine(default="yes")
+    agent = Agent("Support", engine=engine, context_providers=[Every()], max_prompt_tokens=5)
+    await talk(Runner(agent), *numbers)
+    assert sent(engine.requests[0]) == ["once", "long ago", "one"]
+    assert sent(engine.requests[-1]) == ["three", "yes", "four", "yes", "five"]
+
+
+async def test_what_is_wrong_with_an_answer_stays() -> None:
+    """An answer that was refused, and what is wrong with it, are part of the turn, and older turns make room."""
+    engine = ScriptedEngine(["1", "2", "no number", "3"])
+    runner = Runner(Agent("Support", engine=engine, output_type=int), max_prompt_tokens=35)
+    await talk(runner, "one", "two " * 10, "three")
+    assert len(engine.requests[2].messages) == 5
+    assert sent(engine.requests[3])[:2] == ["three", "no number"]
+    assert len(engine.requests[3].messages) == 3
+
+
+async def test_no_limit_counts_nothing() -> None:
+    """Without a limit nothing is counted, so that any engine will do."""
+
+    class Plain:
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            return EngineReply(text="yes")
+
+    assert (await Runner(Agent("Support"), engine=Plain()).run_async("s", "hi")).content == "yes"
+
+
+async def test_engine_that_can_not_count() -> None:
+    """A limit with an engine that can't count fails the turn, with what to do."""
+
+    class Plain:
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            return EngineReply(text="yes")
+
+    runner = Runner(Agent("Support", engine=Plain()), max_prompt_tokens=5)
+    with pytest.raises(TypeError, match=r"and Plain, .* 'Support', can't: give it an async method count_tokens\("):
+        await talk(runner, "one")
+
+
+@pytest.mark.parametrize("tokens", [True, 2.5, -1, None], ids=repr)
+async def test_count_of_wrong_type(tokens: Any) -> None:
+    """A count that is none fails the turn, and names the engine."""
+
+    class Wrong(ScriptedEngine):
+        async def count_tokens(self, request: EngineRequest) -> int:
+            counted: int = tokens
+            return counted
+
+    runner = Runner(Agent("Support"), engine=Wrong(default="yes"), max_prompt_tokens=5)
+    with pytest.raises(TypeError, match=rf"^Wrong.count_tokens\(\) must return a number of tokens, not {tokens!r}$"):
+        await talk(runner, "one")
+
+
+async def test_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What is left out is logged once a turn, by counts."""
+    caplog.set_level(logging.INFO, "chatflow")
+    engine = ScriptedEngine(["yes", "yes", "yes", [CALL("look", what="x")], [CALL("look", what="y")], "done"])
+    runner = Runner(Agent("Support", engine=engine, tools=[look]), max_prompt_tokens=17)
+    await talk(runner, f"{SECRET} and much more", f"{SECRET} again", f"{SECRET} once more")
+    caplog.clear()
+    await talk(runner, "four")
+    assert [record.message for record in caplog.records if record.name == "chatflow.runner"] == [
+        "session 's': the oldest 1 turns, 2 messages, are not sent to agent 'Support': they would be too long"
+    ]
+
+
+@pytest.mark.parametrize("limit", [None, 16], ids=str)
+async def test_repairs_name_the_place_in_the_history(limit: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """What is repaired is named by its place in the history, however much of that is sent."""
+    engine = ScriptedEngine(default="yes")
+    store = SessionStore()
+    await talk(Runner(Agent("Support"), store, engine), "one", "two", "three")
+    await (await session_of(Runner(Agent("Support"), store))).add_message(calls("a"))
+    await talk(Runner(Agent("Support"), store, engine, max_prompt_tokens=limit), "four")
+    assert len(engine.requests[-1].messages) == (9 if limit is None else 5)
+    assert "repaired for the model: message 6: the call 'a' has no result" in caplog.text
+
+
+@given(histories(max_size=24), st.integers(3, 40), st.booleans())
+async def test_any_history(history: list[Message], limit: int, calls_a_tool: bool) -> None:
+    """Each prompt is valid, within the limit, and the largest that is: found here by trying all cuts."""
+    engine = ScriptedEngine([[CALL("look", what="x")], "done"] if calls_a_tool else ["done"])
+    agent = Agent("Support", "Be kind.", tools=[look], max_prompt_tokens=limit)
+    session = SessionContext("s", agent, max_turns=100)
+    async with session.turn():
+        for message in history:
+            await session.add_message(message)
+    before = list(session.history)
+    failed: ContextWindowError | None = None
+    try:
+        await Runner(agent, session.store, engine).run_session(session, "question")
+    except ContextWindowError as error:
+        failed = error
+    said = [says(Role.USER, "question")]
+    if calls_a_tool:
+        found = ToolResult(tool_call_id="", name="look", content="found x")
+        said.append(Message(Role.MODEL, tool_calls=[CALL("look", what="x")]))
+        said.append(Message(Role.TOOL, tool_results=[found]))
+    for number, request in enumerate(engine.requests):
+        check_valid(request.messages)
+        expected = await largest(engine, request, before, said[: 1 + 2 * number], limit)
+        assert sent(request) == expected
+        assert "question" in expected
+    if failed is not None:
+        expected = await largest(engine, None, before, said[: 1 + 2 * len(engine.requests)], limit, agent)
+        assert expected is None
+        assert (failed.tokens or 0) > limit
+
+
+async def largest(
+    engine: ScriptedEngine,
+    request: EngineRequest | None,
+    before: list[Message],
+    own: list[Message],
+    limit: int,
+    agent: Agent | None = None,
+) -> list[str] | None:
+    """What is sent of the largest window within *limit*, by trying all cuts of all of it."""
+    request = request or EngineRequest(agent=agent, messages=(), tools=(look,))  # type: ignore[arg-type]
+    whole = [*before, *own]
+    begun = len(before)
+    for cut in [0, *(cut for cut in legal_cuts(whole) if cut <= begun)]:
+        window = [
+            message for at, message in enumerate(whole) if at >= cut or (message.role is Role.SYSTEM and at < begun)
+        ]
+        made = attrs.evolve(request, messages=to_prompt(window, "Be kind.").messages)
+        if await engine.count_tokens(made) <= limit:
+            return sent(made)
+    return None
+
+
+# --- a provider that finds it too long ---------------------------------------------------------------------------
+
+
+def too_long_for(most: int, *replies: Any) -> ScriptedEngine:
+    """An engine whose model takes so many messages at most."""
+    engine = ScriptedEngine(default="yes")
+    said = iter(replies)
+    engine.when(
+        lambda request: True,
+        reply=lambda request: too_long() if len(request.messages) > most else next(said, "yes"),
+    )
+    return engine
+
+
+async def test_error_is_raised() -> None:
+    """Unless asked to, the provider's error is the turn's, and nothing is asked again."""
+    engine = too_long_for(3)
+    runner = Runner(Agent("Support"), engine=engine)
+    await talk(runner, "one", "two")
+    with pytest.raises(ContextWindowError, match=f"^{TOO_LONG}$"):
+        await talk(runner, "three")
+    assert len(engine.requests) == 3
+
+
+async def test_shrinks_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Asked to, the model is asked once more, with at most half of the turns, and that is logged."""
+    engine = too_long_for(5)
+    runner = Runner(Agent("Support"), engine=engine, on_context_window="shrink")
+    await talk(runner, *numbers)
+    assert [sent(request) for request in engine.requests[3:]] == [
+        ["one", "yes", "two", "yes", "three", "yes", "four"],
+        ["three", "yes", "four"],
+        ["one", "yes", "two", "yes", "three", "yes", "four", "yes", "five"],
+        ["four", "yes", "five"],
+    ]
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"session 's': {TOO_LONG}; asked once more, with 2 turns in place of {turns}" for turns in (4, 5)
+    ]
+    assert len((await session_of(runner)).history) == 10
+
+
+async def test_never_a_second_time() -> None:
+    """A window that was halved is not halved again: the error is raised."""
+    engine = too_long_for(1)
+    runner = Runner(Agent("Support"), engine=too_long_for(100), on_context_window="shrink")
+    await talk(runner, *numbers)
+    with pytest.raises(ContextWindowError):
+        await talk(Runner(Agent("Support"), runner.session_store, engine, on_context_window="shrink"), "six")
+    assert [len(request.messages) for request in engine.requests] == [11, 5]
+
+
+async def test_nothing_to_leave_out() -> None:
+    """Where the running turn is all there is, the error is raised at once."""
+    engine = too_long_for(0)
+    with pytest.raises(ContextWindowError):
+        await talk(Runner(Agent("Support"), engine=engine, on_context_window="shrink"), "one")
+    assert len(engine.requests) == 1
+
+
+async def test_rest_of_the_turn_stays_small() -> None:
+    """What was left out is not sent again in that turn, in which a later error is raised; the next turn begins anew."""
+    engine = too_long_for(
+        6, "yes", "yes", "yes", [CALL("look")], "done", [CALL("look")], [CALL("look")], [CALL("look")]
+    )
+    runner = Runner(Agent("Support", tools=[look]), engine=engine, on_context_window="shrink")
+    await talk(runner, "one", "two", "three", "four")
+    assert [sent(request) for request in engine.requests[3:]] == [
+        ["one", "yes", "two", "yes", "three", "yes", "four"],
+        ["three", "yes", "four"],
+        ["three", "yes", "four", "look", "look"],
+    ]
+    with pytest.raises(ContextWindowError):
+        await talk(runner, "five")
+    assert [len(request.messages) for request in engine.requests[6:]] == [11, 5, 7]
+
+
+async def test_each_agent_once() -> None:
+    """An agent that a conversation was handed to in the turn has a try of its own."""
+    billing = Agent("Billing", engine=too_long_for(5))
+    support = Agent("Support", engine=too_long_for(3, "yes", CALL("transfer_to_billing")), handoffs=[billing])
+    runner = Runner(support, on_context_window="shrink")
+    await talk(runner, "one", "two")
+    await talk(runner, "three")
+    assert [len(request.messages) for request in support.engine.requests] == [1, 3]  # type: ignore[union-attr]
+    assert [sent(request) for request in billing.engine.requests] == [  # type: ignore[union-attr]
+        ["one", "yes", "two", "transfer_to_billing", "transfer_to_billing"],
+        ["one", "yes", "two", "transfer_to_billing", "transfer_to_billing", "yes", "three"],
+        ["three"],
+    ]
+
+
+async def test_limit_and_shrinking() -> None:
+    """A provider that counts more than the engine does still gets half of what the limit lets through."""
+    engine = too_long_for(3)
+    runner = Runner(Agent("Support"), engine=too_long_for(100))
+    await talk(runner, *numbers)
+    again = Runner(Agent("Support"), runner.session_store, engine, max_prompt_tokens=7, on_context_window="shrink")
+    await talk(again, "six")
+    assert [sent(request) for request in engine.requests] == [
+        ["three", "yes", "four", "yes", "five", "yes", "six"],
+        ["five", "yes", "six"],
+    ]
+
+
+async def test_streamed_run_shrinks_too() -> None:
+    """A streamed run is asked again as well, since nothing was told before the error."""
+    engine = too_long_for(3, "one!", "two!", "three it is")
+    runner = Runner(Agent("Support"), engine=engine, on_context_window="shrink")
+    await talk(runner, "one", "two")
+    events: list[RunEvent] = []
+    async with runner.run_stream("s", "three") as stream:
+        events += [event async for event in stream]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "three it is"
+    assert [len(request.messages) for request in engine.requests] == [1, 3, 5, 1]
+
+
+async def test_not_after_a_piece_was_told() -> None:
+    """An error after a piece was told is raised: its reader would hear two beginnings."""
+
+    class Late(ScriptedEngine):
+        async def stream(self, request: EngineRequest) -> AsyncGenerator[ReplyPart]:
+            self.requests.append(request)
+            yield TextDelta("well")
+            raise too_long()
+
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default="yes"))
+    await talk(runner, "one", "two")
+    engine = Late()
+    with pytest.raises(ContextWindowError):
+        await (
+            Runner(Agent("Support"), runner.session_store, engine, on_context_window="shrink")
+            .run_stream("s", "three")
+            .collect()
+        )
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"max_prompt_tokens": 9}, {"on_context_window": "shrink"}], ids=str)
+async def test_streamed_turn_is_the_same(arguments: Any) -> None:
+    """A streamed turn sends and stores what an unstreamed one does."""
+    said: list[Any] = []
+    for streams in (False, True):
+        engine = too_long_for(5, "yes", [CALL("look", what="x")], "b", "c", [CALL("look", what="y")], "d")
+        runner = Runner(Agent("Support", tools=[look]), engine=engine, **arguments)
+        for text in numbers[:4]:
+            if streams:
+                await runner.run_stream("s", text).collect()
+            else:
+                await runner.run_async("s", text)
+        session = await session_of(runner)
+        said.append(([sent(request) for request in engine.requests], texts(session), len(session.history)))
+    assert said[0] == said[1]
+
+
+# --- where a service keeps the history ---------------------------------------------------------------------------
+
+
+class CountingService(A2AEngine):
+    """A service whose engine counts words."""
+
+    async def count_tokens(self, request: EngineRequest) -> int:
+        """As `ScriptedEngine` counts."""
+        return await ScriptedEngine().count_tokens(request)
+
+
+async def test_service_is_sent_what_is_new() -> None:
+    """Where a service keeps the history the limit is for what is sent, which is what is new."""
+    engine = CountingService()
+    runner = Runner(Agent("Support", engine=engine), max_prompt_tokens=2)
+    await talk(runner, *numbers)
+    assert [sent(request) for request in engine.requests] == [[text] for text in numbers]
+    with pytest.raises(ContextWindowError, match="what the service has not seen yet and what goes with it have 3 tok"):
+        await talk(runner, "six is longer")
+    assert len(engine.requests) == 5
+
+
+async def test_service_begins_with_what_fits() -> None:
+    """A session that a service begins is sent as many of the turns as fit, and goes on from there."""
+    engine = CountingService()
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default="yes"))
+    await talk(runner, *numbers)
+    at_service = Runner(Agent("Support", engine=engine), runner.session_store, max_prompt_tokens=5)
+    await talk(at_service, "six", "seven")
+    assert [sent(request) for request in engine.requests] == [["four", "yes", "five", "yes", "six"], ["seven"]]
+
+
+async def test_service_is_replayed_what_fits() -> None:
+    """A session that begins anew, since the service has lost it, is sent as many of the turns as fit."""
+    engine = CountingService()
+    runner = Runner(Agent("Support", engine=engine), max_prompt_tokens=5, on_lost_service_session="replay")
+    await talk(runner, *numbers)
+    engine.forget()
+    await talk(runner, "six")
+    assert sent(engine.requests[-1]) == ["four", "yes", "five", "yes", "six"]
+    assert engine.requests[-1].keep_at_service
+
+
+async def test_service_is_not_shrunk() -> None:
+    """A history that a service keeps can't be sent smaller, so that its error is raised."""
+    engine = CountingService(ScriptedEngine(["yes", "yes", too_long]))
+    runner = Runner(Agent("Support", engine=engine), on_context_window="shrink")
+    await talk(runner, "one", "two")
+    with pytest.raises(ContextWindowError):
+        await talk(runner, "three")
+    assert len(engine.requests) == 3
+
+
+async def test_service_that_begins_is_shrunk() -> None:
+    """A session that a service is to begin may be begun with less."""
+    engine = CountingService(too_long_for(5))
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default="yes"))
+    await talk(runner, *numbers)
+    await talk(Runner(Agent("Support", engine=engine), runner.session_store, on_context_window="shrink"), "six")
+    assert [len(request.messages) for request in engine.requests] == [11, 5]
+
+
+async def test_history_cleared_in_the_turn() -> None:
+    """A tool that clears the history leaves nothing to leave out, and the turn goes on."""
+    engine = ScriptedEngine(["yes", "yes", [CALL("forget")], "done"])
+
+    async def forget(context: ToolContext) -> str:
+        """Forget."""
+        await context.session.clear_history()
+        return "forgotten"
+
+    runner = Runner(Agent("Support", engine=engine, tools=[forget]), max_prompt_tokens=6)
+    await talk(runner, "one", "two", "three")
+    assert sent(engine.requests[-1]) == ["three", "forget", "forget"]
+    assert texts(await session_of(runner)) == ["three", "", "", "done"]

@@ -77,6 +77,7 @@ from chatflow.exceptions import (
     UnstorableValueError,
 )
 from chatflow.runner import Runner
+from chatflow.running.compacting import Compactor
 from chatflow.running.stream import RunStream
 from chatflow.sqlite import SQLiteSessionStore
 
@@ -93,6 +94,7 @@ __all__ = [
     "BaseSessionStore",
     "ChatflowError",
     "Checkpoint",
+    "Compactor",
     "ContextProvider",
     "ContextWindowError",
     "CorruptSessionError",

@@ -59,6 +59,7 @@ from chatflow.running.asked import (
     checked_metadata,
 )
 from chatflow.running.asking import Asking, AskingRules
+from chatflow.running.compacting import Compactor, Summarise, as_compactor
 from chatflow.running.loop import Loop, Registry
 from chatflow.running.providing import Providing
 from chatflow.running.slots import TurnSlots, give_back_slots
@@ -98,6 +99,7 @@ class Runner:
             agent's own number comes before it.
         on_context_window: Where a provider finds the prompt too long: "raise" the error, or "shrink", which asks once
             more with at most half of the turns. Once for an agent in a turn, and never after a piece was told.
+        compactor: Makes a summary of turns that leave the window: a `Compactor`, or what one is made of.
         on_lost_service_session: Where a service keeps a conversation's history and does not know it any more: "raise"
             the error, or "replay", which begins a new session there from the local copy.
 
@@ -122,6 +124,7 @@ class Runner:
         on_lost_service_session: OnLostServiceSession = "raise",
         max_prompt_tokens: int | None = None,
         on_context_window: OnContextWindow = "raise",
+        compactor: Compactor | Agent | Summarise | None = None,
     ) -> None:
         if not isinstance(starting_agent, Agent):
             raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
@@ -148,6 +151,7 @@ class Runner:
         self.on_lost_service_session: Final[OnLostServiceSession] = on_lost_service_session
         self.max_prompt_tokens: Final = check_max_prompt_tokens(max_prompt_tokens)
         self.on_context_window: Final[OnContextWindow] = on_context_window
+        self.compactor: Final = None if compactor is None else as_compactor(compactor)
         self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
         if not self.session_store.has_agent_resolver:
@@ -457,6 +461,8 @@ class Runner:
                 )
                 turn.session.metadata.update(metadata)
                 response = await self._in_time(loop, user_message)
+                if self.compactor is not None:
+                    response = await loop.compact(self.compactor, response)
                 turn.response = attrs.evolve(response, output=None)  # it is read anew from what is stored
             except BaseException as error:
                 try:

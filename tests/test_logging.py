@@ -12,7 +12,9 @@ import pytest
 
 from chatflow import (
     Agent,
+    Compactor,
     ContextProvider,
+    ContextWindowError,
     EngineError,
     EngineReply,
     Handoff,
@@ -123,6 +125,25 @@ async def test_tools(store: SQLiteSessionStore, heard: pytest.LogCaptureFixture)
         "no JSON object",
         "handoff to unknown agent",
         "asked for tools 3 times",
+    )
+
+
+async def test_long_conversation(store: SQLiteSessionStore, heard: pytest.LogCaptureFixture) -> None:
+    """Turns that are not sent, that no room is left for, and that a summary stands for, or none can be made for."""
+    too_long = ContextWindowError("It is too long.", model="none")
+    engine = scripted(SAID, SAID, SAID, too_long, SAID, SAID)
+    agent = Agent("Support", SAID, engine=engine)
+    short = Agent("Short", SAID, engine=ScriptedEngine([SAID, EngineError("Away.", model="none"), " "]))
+    runner = Runner(agent, store, max_prompt_tokens=5, on_context_window="shrink", compactor=Compactor(short))
+    for _ in range(8):
+        await runner.run_async("s", SAID)
+    refuse_what_was_said(
+        heard,
+        "are not sent to agent 'Support'",
+        "asked once more, with",
+        "a summary stands for",
+        "the turn commits without it: Away.",
+        "the turn commits without it: ValueError",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, cast
 
 import attrs
 
+from chatflow.core.compaction import is_summary
 from chatflow.core.history import History
 from chatflow.core.journal import Deed, record
 from chatflow.core.messages import AgentResponse, Message
@@ -185,6 +186,21 @@ class Working:
         self._front = self.window.start
         self._restored = True
         record(self, Deed(what="clear"))
+
+    def compact(self, start: int, summary: Message) -> None:
+        """Have *summary* stand for all before the position *start*, in the place of a summary that was there before."""
+        history = self.window.history()
+        systems = list(history.systems_from(0))
+        places = [place for place, message in enumerate(systems) if is_summary(message)]
+        body, gone = history.body_from(0), start - self.window.start
+        self.spent = spent_on([*filter(is_summary, systems), *body[:gone]], self.spent)
+        systems.insert(places[0] if places else len(systems), summary)
+        kept = [message for message in systems if message is summary or not is_summary(message)]
+        self.window = Window(start)
+        for message in (*kept, *body[gone:]):
+            self.window.add(message)
+        self.changes += 1
+        self._restored = True
 
     def redo(self, deeds: Iterable[Deed], session_id: str) -> None:
         """Do again what a tool did in an attempt that did not commit, on what the conversation is like now."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 
 from chatflow.core.agent import Agent
+from chatflow.core.compaction import leaving
 from chatflow.core.engine import Engine, EngineReply
 from chatflow.core.events import AnswerRejected, HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
 from chatflow.core.journal import Entry, Journal
@@ -24,6 +25,7 @@ from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import EngineOutputError, SessionError, UnmatchedToolResultError, shorten
 from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
+from chatflow.running.compacting import Compacting, Compactor
 from chatflow.running.providing import Providing
 from chatflow.running.slots import Slot
 
@@ -244,6 +246,33 @@ class Loop:
             return output.read(text)
         except OutputError as error:
             raise EngineOutputError(model=agent.model, agent=agent.name, problems=error.problems) from None
+
+    async def compact(self, compactor: Compactor, response: AgentResponse) -> AgentResponse:
+        """Have a summary stand for what leaves the window with this turn, if anything does.
+
+        Returns:
+            The response, with what the summary has cost.
+        """
+        working = self.turn.working
+        if working.service is not None:
+            return response  # the service would remember what is gone here
+        leaves = leaving(
+            working.window,
+            working.max_turns,
+            earlier=working.base.history,
+            left_out=self.asking.left_out,
+            keep_turns=compactor.keep_turns,
+        )
+        if leaves is None:
+            return response
+        await self.slot.hold()
+        await self.turn.look()  # as before any model is asked
+        answered = self.registry.agents().get(response.active_agent_name, self.registry.starting_agent)
+        compacting = Compacting(self.turn, compactor, answered, self.registry.engine_for)
+        await compacting.compact(leaves)
+        if compacting.reply is not None:
+            self._count(compacting.reply.usage)
+        return attrs.evolve(response, usage=self.usage)
 
     async def _act(self, agent: Agent, called: Entry, message: Message, ended: Mapping[int, Entry] | None) -> None:
         """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""

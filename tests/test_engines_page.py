@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +36,15 @@ async def test_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         server.script("It is in transit.", "It has arrived.", order, "Hello from here.", "Hello from one of two.")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
-        names: dict[str, Any] = {name: getattr(chatflow, name) for name in chatflow.__all__}
+        names: dict[str, Any] = {name: getattr(chatflow, name) for name in chatflow.__all__} | {"Sequence": Sequence}
         samples = blocks(PAGE, "python")
         first = next(sample for sample in samples if "run_async" in sample)
         streaming = next(sample for sample in samples if "run_stream" in sample)
         for sample in (first, streaming, *(each for each in samples if each not in {first, streaming})):
             await run(sample.replace("http://127.0.0.1:8000/v1", server.url), names)
         assert names["response"].content == "It is in transit."
-        assert capsys.readouterr().out.startswith("It has arrived.{'completion_tokens': ")
+        [shortened] = re.findall(r"^It prints `(.+)`\.$", PAGE, re.MULTILINE)
+        assert capsys.readouterr().out.startswith(f"It has arrived.{shortened}\n{{'completion_tokens': ")
         assert [request["temperature"] for request in server.requests[:2]] == [0.2, 0.2]
         assert names["order"] == names["Order"](404, "sent", ["a lamp"])
         assert server.requests[2]["response_format"]["json_schema"]["strict"] is True

@@ -78,7 +78,7 @@ def tool_calls(*calls: tuple[str, str, str], **fields: Any) -> dict[str, Any]:
 
 
 class ModelServer:
-    """What it was asked (`requests`, bodies; `keys`, the bearer tokens) and what it will say (`script`).
+    """What it was asked (`requests`, bodies; `keys`, those that came with them) and what it will say (`script`).
 
     *left* is set once a client has hung up on a stream that hangs.
     """
@@ -104,7 +104,7 @@ class ModelServer:
             path, headers, body = await _read(stream)
             request = json.loads(body)
             self.requests.append(request)
-            self.keys.append(headers.get("authorization", "").removeprefix("Bearer "))
+            self.keys.append(self.key_in(path, headers))
             answer = self.answer(path, request)
             if answer == HANG:
                 await stream.receive()  # returns, with an error, when the client has gone
@@ -121,7 +121,7 @@ class ModelServer:
         elif events.then not in {HANG, DISCONNECT, END}:
             told = [*told, events.then, *events.data[events.count + 1 :]]
         for data in told:
-            await stream.send(_chunk(f"data: {data}\n\n".encode()))
+            await stream.send(_chunk(self.framed(data)))
         if events.then == HANG:
             with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
                 await stream.receive()
@@ -142,6 +142,14 @@ class ModelServer:
         if request.get("stream"):
             return streamed(answer, lambda whole: _chunks(_completion(whole, request).body, request))
         return _completion(answer, request)
+
+    def key_in(self, path: str, headers: Mapping[str, str]) -> str:
+        """The key that came with a request."""
+        return headers.get("authorization", "").removeprefix("Bearer ")
+
+    def framed(self, data: str) -> bytes:
+        """An event of a stream, as it is sent."""
+        return f"data: {data}\n\n".encode()
 
     def next_scripted(self) -> Any:
         """What the script says next, off the script; an HTTP error that says so where it has come to its end."""

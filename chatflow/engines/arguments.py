@@ -80,11 +80,7 @@ def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: b
     """
     request, provider = asked.request, provider_of(asked.model)
     options = {"stream_options": {"include_usage": True}} if stream else {}
-    arguments: dict[str, Any] = {
-        **options,
-        **settings,
-        **checked_settings(request.settings),
-    }
+    arguments: dict[str, Any] = {**options, **settings, **checked_settings(request.settings)}
     tools = to_litellm_tools(request.tools)
     _fit(arguments, tools=bool(tools), stream=stream)
     if not tools and provider in {"anthropic", "bedrock", "vertex_ai"}:
@@ -99,7 +95,7 @@ def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: b
             arguments["response_format"] = {"type": "json_schema", "json_schema": form_of(schema, asked.model)}
         else:
             messages = with_schema(messages, schema)
-    arguments["messages"] = to_litellm_messages(messages, asked.model)
+    arguments["messages"] = to_litellm_messages(messages, asked.model, tools)
     return arguments
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import hashlib
 import json
 import math
 import re
@@ -38,6 +39,11 @@ _BARE_NAMES: Final = (
 )
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+_NOT_FIRST: Final = frozenset("-0123456789")
+"""What Google wants no name to begin with."""
+
+_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 
 _WORD: Final = re.compile(r"[a-z]+(_[a-z]+)+")
 
@@ -101,7 +107,16 @@ def function_name(name: str) -> str:
 
     A model may make up a tool's name, and in the history no provider takes back what it would not have taken first.
     """
-    return _NOT_IN_A_NAME.sub("_", name)[:64] or "unknown"
+    plain = _NOT_IN_A_NAME.sub("_", name) or "unknown"
+    return (plain if plain[0] not in _NOT_FIRST else f"_{plain}")[:64]
+
+
+def call_id(id_: str) -> str:
+    """A call's id as every provider takes it, the same for the same id."""
+    # Other providers' ids may hold points and colons, which Anthropic refuses, and OpenAI takes 40 letters.
+    if _ID.fullmatch(id_):
+        return id_
+    return f"call_{hashlib.sha256(id_.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
 
 
 def arguments_of(raw: str) -> FrozenDict | None:

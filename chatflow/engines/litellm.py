@@ -28,6 +28,7 @@ from chatflow.engines.litellm_stream import CompletionPieces, ResponsePieces
 from chatflow.engines.responses_form import is_conversation, to_responses_settings
 from chatflow.engines.responses_reply import from_responses_response
 from chatflow.engines.schema_form import may_take_schema
+from chatflow.engines.thoughts import thought_after
 from chatflow.engines.trying import Trying
 from chatflow.exceptions import EngineBadRequestError, EngineError, EngineUnavailableError, shorten
 
@@ -224,7 +225,7 @@ class LiteLLMEngine:
             reply = from_responses_response(response, asked.model, asked.session)
         else:
             reply = from_litellm_response(response, asked.model)
-        return _signed(reply, asked.model)
+        return _signed(reply, asked, arguments)
 
     async def _open(self, asked: Asked) -> tuple[ReplyPart, AsyncGenerator[ReplyPart]]:
         """The first piece, or the whole reply where there are none, and what gives the others."""
@@ -263,7 +264,7 @@ class LiteLLMEngine:
         rest = _untold(reply, "".join(told), asked.model)
         if rest:
             yield TextDelta(rest)
-        yield _signed(reply, asked.model)
+        yield _signed(reply, asked, arguments)
 
     async def _next(
         self, stream: Any, coming: CompletionPieces | ResponsePieces, deadline: float, asked: Asked
@@ -347,9 +348,10 @@ def _session_id(request: EngineRequest, model: str) -> str | None:
     )
 
 
-def _signed(reply: EngineReply, model: str) -> EngineReply:
-    """The reply with the name of the model that has answered."""
-    return attrs.evolve(reply, extra=FrozenDict({**reply.extra, MODEL_KEY: model}))
+def _signed(reply: EngineReply, asked: Asked, arguments: Mapping[str, Any]) -> EngineReply:
+    """The reply with the name of the model that has answered, and what its thoughts were thought after."""
+    after = {} if asked.at_service else thought_after(reply.extra, arguments)
+    return attrs.evolve(reply, extra=FrozenDict({**reply.extra, **after, MODEL_KEY: asked.model}))
 
 
 def _untold(reply: EngineReply, told: str, model: str) -> str:

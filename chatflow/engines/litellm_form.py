@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from chatflow.core.engine import EngineReply
@@ -29,6 +31,7 @@ from chatflow.engines.common_form import (
     as_json,
     audio_format,
     base64_text,
+    call_id,
     counts,
     data_uri,
     function_name,
@@ -37,6 +40,7 @@ from chatflow.engines.common_form import (
     result_text,
     text_or_mark,
 )
+from chatflow.engines.thoughts import AFTER_KEY, Beginning
 from chatflow.exceptions import EngineUnavailableError, shorten
 
 CALL_FIELDS_KEY: Final = "chatflow_tool_call_fields"
@@ -46,24 +50,33 @@ _NOT_SENT_BACK: Final = frozenset({"annotations", "audio", "images", "refusal"})
 """Fields that models answer with and that requests do not have."""
 
 
-def to_litellm_messages(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
-    """Messages as litellm takes them, for *model*.
+_DROP_EQUAL_CALLS: Final = frozenset({"gemini", "vertex_ai"})
+"""For these litellm leaves out a call that equals another one of the same message, and keeps the results of both."""
+
+_TELLS_CALLS_APART: Final = re.compile(r"gemini-([3-9]|[1-9]\d)")
+"""Models whose calls have ids, so that no two are equal."""
+
+
+def to_litellm_messages(
+    messages: Iterable[Message], model: str, tools: Iterable[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Messages as litellm takes them, for *model* and beside *tools*.
 
     A tool's message becomes one for each result: text as it is, other values as JSON (what JSON lacks as readable
     text), an error marked as one. A user's or model's message without text gets one that says so; a system message
-    without text is left out.
+    without text is left out. Signed thoughts stand where they fit: see `thoughts`.
     """
     sent: list[dict[str, Any]] = []
+    beginning: Beginning | None = None
+    messages = tuple(messages)
+    if any(AFTER_KEY in message.extra for message in messages):
+        beginning = Beginning(tools)
     for message in messages:
-        if message.role is Role.USER:
-            sent.append({"role": "user", "content": _user_content(message)})
-        elif message.role is Role.MODEL:
-            sent.append(_assistant(message, provider_of(model)))
-        elif message.role is Role.TOOL:
-            sent.extend(_tool_message(result) for result in message.tool_results)
-        elif message.text.strip():
-            sent.append({"role": "system", "content": message.text})
-    return all_sendable(sent)
+        forms = all_sendable(_sent(message, provider_of(model)))
+        sent.extend(forms if beginning is None else beginning.fitting(forms, message.extra.get(AFTER_KEY)))
+    if provider_of(model) in _DROP_EQUAL_CALLS and not _TELLS_CALLS_APART.search(model):
+        sent = list(_with_equal_calls_apart(sent))
+    return sent
 
 
 def to_litellm_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -102,6 +115,9 @@ def from_litellm_response(response: Any, model: str) -> EngineReply:
         inner = given(function, "name", "arguments")
         call_fields.append({**fields, "function": inner} if inner else fields)
     extra = given(message, "role", "content", "tool_calls", "function_call")
+    if "thinking_blocks" in extra and "provider_specific_fields" in extra:
+        # litellm has them here once more, of a stream not even whole.
+        extra |= given({"provider_specific_fields": given(extra.pop("provider_specific_fields"), "thinking_blocks")})
     if any(call_fields):
         extra[CALL_FIELDS_KEY] = call_fields
     if extra:
@@ -116,6 +132,16 @@ def from_litellm_response(response: Any, model: str) -> EngineReply:
         extra=extra,
         finish_reason=choices[0].get("finish_reason"),
     )
+
+
+def _sent(message: Message, provider: str) -> list[dict[str, Any]]:
+    if message.role is Role.USER:
+        return [{"role": "user", "content": _user_content(message)}]
+    if message.role is Role.MODEL:
+        return [_assistant(message, provider)]
+    if message.role is Role.TOOL:
+        return [_tool_message(result) for result in message.tool_results]
+    return [{"role": "system", "content": message.text}] if message.text.strip() else []
 
 
 def _user_content(message: Message) -> str | list[dict[str, Any]]:
@@ -156,13 +182,44 @@ def _assistant(message: Message, provider: str) -> dict[str, Any]:
     return sent
 
 
+def _with_equal_calls_apart(sent: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same messages, one with equal calls as several, of which each is answered before the next."""
+    answers = {message["tool_call_id"]: message for message in sent if message["role"] == "tool"}
+    moved: set[str] = set()
+    for message in sent:
+        groups = _groups_without_equals(message.get("tool_calls") or ())
+        if len(groups) < 2:
+            if message.get("tool_call_id") not in moved:
+                yield message
+            continue
+        for number, group in enumerate(groups):
+            beside = message if number == 0 else {"role": "assistant", "content": None}
+            yield {**beside, "tool_calls": group}
+            for id_ in (call["id"] for call in group if call["id"] in answers):
+                moved.add(id_)
+                yield answers[id_]
+
+
+def _groups_without_equals(calls: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The calls in as few groups as it takes, each in order."""
+    groups: list[list[dict[str, Any]]] = []
+    seen: list[tuple[str, Any]] = []
+    for call in calls:
+        said = (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        place = seen.count(said)
+        seen.append(said)
+        groups += [[]] * (place == len(groups))
+        groups[place] = [*groups[place], call]
+    return groups
+
+
 def _call(call: ToolCall, theirs: Mapping[str, Any]) -> dict[str, Any]:
     function = {**theirs.get("function", {}), "name": function_name(call.name), "arguments": as_json(call.args)}
-    return {**theirs, "id": call.id, "type": "function", "function": function}
+    return {**theirs, "id": call_id(call.id), "type": "function", "function": function}
 
 
 def _tool_message(result: ToolResult) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": result.tool_call_id, "content": result_text(result)}
+    return {"role": "tool", "tool_call_id": call_id(result.tool_call_id), "content": result_text(result)}
 
 
 def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

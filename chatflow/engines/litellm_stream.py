@@ -22,6 +22,9 @@ _REASONING: Final = frozenset({"response.reasoning_summary_text.delta", "respons
 
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
+_SAID_TO_END: Final = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
+"""Where litellm notes that a provider has said why its stream ends: which place it is depends on the provider."""
+
 
 class CompletionPieces:
     """The pieces of a chat completion that litellm streams, and the reply that they come to."""
@@ -56,7 +59,7 @@ class CompletionPieces:
             EngineUnavailableError: The stream ended before the provider had said that it ends.
         """
         # litellm writes an end of its own where a provider's stream has none.
-        if getattr(self._stream, "received_finish_reason", None) is None:
+        if not any(getattr(self._stream, name, None) for name in _SAID_TO_END):
             raise EngineUnavailableError(
                 f"model {shorten(self._model)}: the answer was cut off in mid-stream", model=self._model
             )

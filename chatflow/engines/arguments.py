@@ -18,6 +18,7 @@ from chatflow.engines.responses_form import (
     to_responses_tools,
 )
 from chatflow.engines.schema_form import form_of, takes_both, with_schema
+from chatflow.engines.thoughts import without_thinking_where_none_began
 
 _OURS: Final = frozenset(
     {
@@ -96,6 +97,7 @@ def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: b
         else:
             messages = with_schema(messages, schema)
     arguments["messages"] = to_litellm_messages(messages, asked.model, tools)
+    without_thinking_where_none_began(arguments, asked.model)
     return arguments
 
 

@@ -350,7 +350,7 @@ def _session_id(request: EngineRequest, model: str) -> str | None:
 
 def _signed(reply: EngineReply, asked: Asked, arguments: Mapping[str, Any]) -> EngineReply:
     """The reply with the name of the model that has answered, and what its thoughts were thought after."""
-    after = {} if asked.at_service else thought_after(reply.extra, arguments)
+    after = {} if asked.at_service else thought_after(reply.extra, arguments, asked.model)
     return attrs.evolve(reply, extra=FrozenDict({**reply.extra, **after, MODEL_KEY: asked.model}))
 
 

@@ -1,9 +1,10 @@
-"""Signed thoughts that a provider takes back only after the same beginning: pure functions.
+"""Thoughts that Claude takes back on conditions: pure functions.
 
-Newer Claude models bind what they think to all that the request said before it: instructions, tools, messages. After
-another beginning they refuse the request, or forget the thoughts. The beginning changes when a turn is pruned, a late
-result arrives, or another agent with other instructions answers; then the thoughts that follow are left out, which
-Anthropic advises. Older ones look at the signature alone, and want the thoughts of the turn that is under way.
+Newer models bind what they think to all that the request said before it: instructions, tools, messages. After another
+beginning they refuse the request, or forget the thoughts. The beginning changes when a turn is pruned, a late result
+arrives, or another agent with other instructions answers; then the thoughts that follow are left out, as Anthropic
+advises. Older models look at the signature alone, and want the thoughts of the turn that is under way, all of them: or
+else they must be asked for none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 AFTER_KEY: Final = "chatflow_thought_after"
@@ -21,6 +22,9 @@ _THOUGHTS: Final = ("thinking_blocks", "reasoning_content")
 
 _BINDS: Final = re.compile(r"claude-(?![23]|[a-z]+-[1-4]\b)")
 """Claude from version 5 on: to one that does not bind, thoughts that are left out do no harm."""
+
+_MUST_GO_ON: Final = re.compile(r"claude-([23]|[a-z]+-[1-4]\b)")
+"""Claude before version 5: one that is to think must have thought from the beginning of the turn that is under way."""
 
 
 class Beginning:
@@ -51,16 +55,34 @@ class Beginning:
         self._digest.update(json.dumps(said).encode())
 
 
-def thought_after(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+def thought_after(extra: Mapping[str, Any], arguments: Mapping[str, Any], model: str) -> dict[str, str]:
     """What goes into a reply's *extra* so that its thoughts find their place.
 
     *arguments* are what litellm was given.
     """
     blocks: Iterable[Mapping[str, Any]] = extra.get("thinking_blocks") or ()
     signed = any(block.get("signature") or block.get("data") for block in blocks)
-    if not signed or not _BINDS.search(arguments["model"]):
+    if not signed or not _BINDS.search(model):
         return {}
     beginning = Beginning(arguments.get("tools") or ())
     for message in arguments["messages"]:
         beginning.add(message)
     return {AFTER_KEY: beginning.digest}
+
+
+def without_thinking_where_none_began(arguments: dict[str, Any], model: str) -> None:
+    """Ask for no thoughts in the middle of a turn whose calls so far came without them, as from another provider."""
+    if not _MUST_GO_ON.search(model) or not _goes_on_without_thoughts(arguments["messages"]):
+        return
+    arguments.pop("reasoning_effort", None)
+    if (arguments.get("thinking") or {}).get("type") == "enabled":
+        del arguments["thinking"]
+
+
+def _goes_on_without_thoughts(messages: Sequence[Mapping[str, Any]]) -> bool:
+    for message in reversed(messages):
+        if message["role"] == "user":
+            break
+        if message["role"] == "assistant" and not message.get("thinking_blocks"):
+            return True
+    return False

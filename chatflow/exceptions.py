@@ -356,21 +356,30 @@ class StoreScopeError(StoreError):
 
 
 class EngineError(ChatflowError):
-    """A model could not be asked, or its answer not be used. The provider's error is the cause.
+    """A model could not be asked, or its answer not be used.
 
-    Neither the key nor the prompt is part of the message.
+    Neither the key nor the prompt is part of it, printed or logged, with its traceback too: what the provider said may
+    quote both, and is to be found at `__context__` alone, which is printed by no one.
 
     Attributes:
         model: The model's name as the agent gives it.
         status: The HTTP status of the provider's answer, where there was one.
+        code: The provider's word for what is wrong, such as ``"overloaded_error"``, where it gave one.
         retry_after: Seconds the provider asked to wait, where it did.
     """
 
     def __init__(
-        self, message: str, *, model: str, status: int | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        model: str,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         self.model = model
         self.status = status
+        self.code = code
         self.retry_after = retry_after
         super().__init__(message)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
@@ -73,7 +74,8 @@ class AnthropicServer(ModelServer):
 
     def framed(self, data: str) -> bytes:
         """An event of a stream, which has a name here."""
-        return b"event: %b\n%b" % (json.loads(data)["type"].encode(), super().framed(data))
+        named = re.match(r'{"type": "(\w+)"', data)
+        return (f"event: {named[1]}\n".encode() if named else b"") + super().framed(data)
 
     def _message(self, answer: str | Sequence[Block], request: Mapping[str, Any]) -> dict[str, Any]:
         blocks: list[Block] = []

@@ -45,7 +45,7 @@ _NOT_FIRST: Final = frozenset("-0123456789")
 
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 
-_WORD: Final = re.compile(r"[a-z]+(_[a-z]+)+")
+_WORD: Final = re.compile(r"[a-z]+(_[a-z]+)+|[A-Z]+(_[A-Z]+)*")
 
 _LONGEST_INT: Final = 4096
 """Bits; Python refuses to write much longer ones as decimals."""

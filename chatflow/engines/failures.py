@@ -41,6 +41,9 @@ _SAYS_NO_KEY: Final = re.compile(
     r"missing credentials|missing \w+ api key|api[ _]key is not set|unable to locate credentials", re.IGNORECASE
 )
 
+_SAYS_UNREADABLE: Final = re.compile(r"error converting to valid response block", re.IGNORECASE)
+"""litellm can't read what Google has answered, and says that the request was refused."""
+
 _SAYS_NOT_THERE: Final = re.compile(r"not found|does not exist", re.IGNORECASE)
 
 _SAYS_NO_PAIR: Final = re.compile(
@@ -78,7 +81,7 @@ def failure_by_code(code: object, model: str) -> EngineError | None:
     if kind is None:
         return None
     word = plain_code(code)
-    return kind(f"model {shorten(model)}: {what}" + (f" ({word})" if word else ""), model=model)
+    return kind(f"model {shorten(model)}: {what}" + (f" ({word})" if word else ""), model=model, code=word)
 
 
 def failure_of(
@@ -91,12 +94,12 @@ def failure_of(
     said = _said(error)
     error = _unwrapped(error)
     headers: Mapping[str, str] = getattr(error, "litellm_response_headers", None) or {}
-    # litellm gives a status also to errors that no server sent, and one kind of error to several statuses.
-    status: int | None = getattr(error, "status_code", None) if headers else None
+    status = _status_of(error, headers)
     if status is None and (named := failure_by_code(said.get("code"), model)) is not None:
         return named
+    # It also has one kind of error for several statuses.
     kind: type[EngineError] = EngineUnavailableError
-    what = "the provider can't be reached or failed; the cause has more"
+    what = f"the provider can't be reached or failed, and litellm raised {type(error).__name__}"
     if status is None and (_SAYS_NO_KEY.search(str(error)) or lacks_key):
         kind = EngineAuthenticationError
         names = " or ".join(KEY_NAMES.get(provider_of(model), ("the provider's key",)))
@@ -117,14 +120,12 @@ def failure_of(
         )
     elif said.get("code") == "conversation_locked":
         what = "another request of the same conversation is under way at the service; try again in a few seconds"
-    elif (isinstance(error, litellm.BadRequestError) and (status is None or status < 500)) or (
-        status is not None and 400 <= status < 500
-    ):
-        kind, what = EngineBadRequestError, f"{_REFUSAL}; the cause has the provider's words"
-    word = plain_code(said.get("code"))
+    elif _is_refusal(error, litellm, status):
+        kind, what = EngineBadRequestError, f"{_REFUSAL}; the error's __context__ has the provider's words"
+    word = _word(said)
     code = "" if status is None else f" (HTTP {status}{f', {word}' if word else ''})"
     text = f"model {shorten(model)}: {what}{code}"
-    return kind(text, model=model, status=status, retry_after=retry_after(headers))
+    return kind(text, model=model, status=status, code=word, retry_after=retry_after(headers))
 
 
 def lacks_key(litellm: Any, model: str) -> bool:
@@ -176,6 +177,24 @@ def _said(error: Exception) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return _inner(cast("dict[str, Any]", found))
+
+
+def _status_of(error: Exception, headers: Mapping[str, str]) -> int | None:
+    """The status of the provider's answer: litellm gives one also to errors that no server sent."""
+    status: int | None = getattr(error, "status_code", None) if headers else None
+    return None if status == 422 and _SAYS_UNREADABLE.search(str(error)) else status
+
+
+def _is_refusal(error: Exception, litellm: Any, status: int | None) -> bool:
+    if status is None:
+        return isinstance(error, litellm.BadRequestError) and not _SAYS_UNREADABLE.search(str(error))
+    return 400 <= status < 500
+
+
+def _word(said: Mapping[str, Any]) -> str | None:
+    """The provider's word for what is wrong: OpenAI has codes, Anthropic kinds, Google statuses."""
+    words = (plain_code(said.get(name)) for name in ("code", "type", "status"))
+    return next((word for word in words if word is not None), None)
 
 
 def _led_to(error: BaseException) -> Iterator[BaseException]:

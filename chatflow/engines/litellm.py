@@ -149,9 +149,9 @@ class LiteLLMEngine:
         Raises:
             ServiceSessionLostError: The service does not know the `service_session_id`, or keeps something under it
                 that what is new does not fit: a call whose result never came, say.
-            EngineError: By kind. What litellm raised is the cause, and may quote the prompt; the message does not. An
-                id that is no text, or a provider without a Responses API where one is needed, is a bad request, and
-                nothing is sent.
+            EngineError: By kind. What litellm raised, which may quote the prompt and the key, is at its `__context__`,
+                and is not printed with it. An id that is no text, or a provider without a Responses API where one is
+                needed, is a bad request, and nothing is sent.
             ValueError: The request's settings hold one that the engine itself decides about, or one that the Responses
                 API does not have.
         """
@@ -220,7 +220,7 @@ class LiteLLMEngine:
         except EngineError:
             raise
         except Exception as error:
-            raise self._failure(error, asked) from error
+            raise self._failure(error, asked) from None
         if asked.at_service:
             reply = from_responses_response(response, asked.model, asked.session)
         else:
@@ -241,7 +241,7 @@ class LiteLLMEngine:
         except EngineError:
             raise
         except Exception as error:
-            raise self._failure(error, asked) from error
+            raise self._failure(error, asked) from None
         coming = (
             ResponsePieces(stream, asked.model, asked.session)
             if asked.at_service
@@ -276,7 +276,7 @@ class LiteLLMEngine:
                 event = await anext(stream, None)
             return None if event is None else list(coming.of(event))
         except Exception as error:
-            raise coming.failure() or self._failure(error, asked, begun=True) from error
+            raise coming.failure() or self._failure(error, asked, begun=True) from None
 
     async def _call(self, asked: Asked, arguments: dict[str, Any]) -> Any:
         if asked.at_service:

@@ -86,7 +86,7 @@ def to_litellm_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 def tools_of_the_past(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Stand-ins for the tools called in *messages*: some providers refuse calls in a request that names no tools."""
-    names = dict.fromkeys(call.name for message in messages for call in message.tool_calls)
+    names = dict.fromkeys(function_name(call.name) for message in messages for call in message.tool_calls)
     return [_function(name, "No longer available.", {"type": "object", "properties": {}}) for name in names]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import anyio.to_thread
 
 from chatflow.core.engine import EngineReply
 from chatflow.core.events import ReasoningDelta, TextDelta
+from chatflow.engines.common_form import litellm_name
 from chatflow.engines.litellm_form import from_litellm_response
 from chatflow.engines.responses_form import BETWEEN
 from chatflow.engines.responses_reply import failure_in, from_responses_response
@@ -25,6 +27,8 @@ _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response
 _SAID_TO_END: Final = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
 """Where litellm notes that a provider has said why its stream ends: which place it is depends on the provider."""
 
+_GOOGLES: Final = re.compile(r"(gemini|vertex_ai)/gemini-")
+
 
 class CompletionPieces:
     """The pieces of a chat completion that litellm streams, and the reply that they come to."""
@@ -38,6 +42,7 @@ class CompletionPieces:
             getattr(stream.completion_stream, "close", None)
         ):  # it is the stream of OpenAI's client, as it is of all providers that speak its language
             stream.completion_stream = self._watched = _Watched(stream.completion_stream)
+        self._google: Final = _Google(stream) if _GOOGLES.match(litellm_name(model)) else None
 
     def of(self, chunk: Any) -> Iterator[TextDelta | ReasoningDelta]:
         """What stands in a chunk."""
@@ -59,7 +64,8 @@ class CompletionPieces:
             EngineUnavailableError: The stream ended before the provider had said that it ends.
         """
         # litellm writes an end of its own where a provider's stream has none.
-        if not any(getattr(self._stream, name, None) for name in _SAID_TO_END):
+        ended = any(getattr(self._stream, name, None) for name in _SAID_TO_END)
+        if not (ended if self._google is None else self._google.ended):
             raise EngineUnavailableError(
                 f"model {shorten(self._model)}: the answer was cut off in mid-stream", model=self._model
             )
@@ -139,3 +145,26 @@ class _Watched:
 
     async def aclose(self) -> None:
         await self._chunks.close()
+
+
+class _Google:
+    """Whether Google has said why its stream ends: litellm says that each of its chunks is the last."""
+
+    def __init__(self, stream: Any) -> None:
+        self.ended = False
+        self._make_call: Final = stream.make_call
+        stream.make_call = self._call
+
+    async def _call(self, **arguments: Any) -> Any:
+        chunks = await self._make_call(**arguments)
+        parse = chunks.chunk_parser
+
+        def watched(chunk: dict[str, Any]) -> Any:
+            candidates: list[dict[str, Any]] = chunk.get("candidates") or []
+            blocked: dict[str, Any] = chunk.get("promptFeedback") or {}
+            if any(each.get("finishReason") for each in candidates) or blocked.get("blockReason"):
+                self.ended = True
+            return parse(chunk=chunk)
+
+        chunks.chunk_parser = watched
+        return chunks

@@ -18,6 +18,7 @@ from chatflow.engines.common_form import (
     as_json,
     audio_format,
     base64_text,
+    call_id,
     data_uri,
     function_name,
     provider_of,
@@ -65,6 +66,8 @@ _ONLY_IN_COMPLETIONS: Final = frozenset(
 )
 """Settings that litellm would leave out without a word."""
 
+_LONGEST_ID: Final = 64
+
 _OF_THE_ENGINE: Final = frozenset({"background", "conversation", "input", "instructions", "previous_response_id"})
 
 
@@ -94,7 +97,11 @@ def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
             items.extend(_said(message, provider_of(model)))
         elif message.role is Role.TOOL:
             items.extend(
-                {"type": "function_call_output", "call_id": result.tool_call_id, "output": result_text(result)}
+                {
+                    "type": "function_call_output",
+                    "call_id": _call_id(result.tool_call_id),
+                    "output": result_text(result),
+                }
                 for result in message.tool_results
             )
     return all_sendable(items)
@@ -179,9 +186,14 @@ def _said(message: Message, provider: str) -> Iterator[dict[str, Any]]:
         elif item["type"] == "function_call":
             call = next(calls)
             name, arguments = function_name(call.name), as_json(call.args)
-            yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+            yield {"type": "function_call", "call_id": _call_id(call.id), "name": name, "arguments": arguments}
         else:
             yield item
+
+
+def _call_id(id_: str) -> str:
+    # One that the service has given stays as it is: it has the call under that.
+    return id_ if len(id_) <= _LONGEST_ID else call_id(id_)
 
 
 def _order_of(message: Message, provider: str) -> list[dict[str, Any]]:

@@ -80,7 +80,9 @@ def failure_in(response: Any, model: str) -> EngineError | None:
     code: object = error.get("code")
     word = plain_code(code)
     what = "the provider failed to make an answer" + (f" ({word})" if word else "")
-    return failure_by_code(code, model) or EngineUnavailableError(f"model {shorten(model)}: {what}", model=model)
+    return failure_by_code(code, model) or EngineUnavailableError(
+        f"model {shorten(model)}: {what}", model=model, code=word
+    )
 
 
 def _fields(response: Any) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from tests import responses_server as service
 from tests.model_server import ModelServer, Status, tool_calls
 
 KEY: Final = "sk-canary-7f3a9e21"
+QUESTION: Final = "canary-question-55d1"
+ECHO: Final = f"{QUESTION} was asked with {KEY}"
+"""What a provider says of a failed request at its worst."""
 
 Call = tuple[str, str, Mapping[str, Any]]
 """A call to be scripted: its id, its name, its arguments."""
@@ -31,6 +34,10 @@ class Protocol:
     serve: Callable[[], AbstractAsyncContextManager[ModelServer]]
     said: Callable[[str | None, str | None, Iterable[Call]], Any]
     error: Callable[..., Status]
+    failing: Mapping[str, Any]
+    """What a stream says in its midst where the provider fails."""
+    begun: int = 4
+    """How many events it takes until some text has been told."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     service_history: bool = False
 
@@ -76,9 +83,26 @@ def _in_contents(text: str | None, thought: str | None, calls: Iterable[Call], *
     return [*thoughts, *texts, *(google.function_call(name, args, id_ if ids else None) for id_, name, args in calls)]
 
 
-COMPLETIONS: Final = Protocol("completions", "openai/think", openai.model_server, _in_completions, openai.error)
+_FAILS: Final = {"message": ECHO, "code": "server_error", "param": None}
+_OVERLOADED: Final = {"type": "error", "error": {"type": "overloaded_error", "message": ECHO}}
+
+COMPLETIONS: Final = Protocol(
+    "completions",
+    "openai/think",
+    openai.model_server,
+    _in_completions,
+    openai.error,
+    {"error": {**_FAILS, "type": "server_error"}},
+)
 RESPONSES: Final = Protocol(
-    "responses", "openai/gpt-5", service.responses_server, _in_responses, openai.error, service_history=True
+    "responses",
+    "openai/gpt-5",
+    service.responses_server,
+    _in_responses,
+    openai.error,
+    {"type": "error", "sequence_number": 9, **_FAILS},
+    begun=5,
+    service_history=True,
 )
 CLAUDE: Final = Protocol(
     "claude",
@@ -86,23 +110,26 @@ CLAUDE: Final = Protocol(
     claude.anthropic_server,
     _in_messages,
     claude.error,
-    {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    _OVERLOADED,
+    settings={"thinking": {"type": "enabled", "budget_tokens": 1024}},
 )
-BINDING: Final = Protocol(
-    "claude-5",
-    "anthropic/claude-fable-5-2",
-    claude.anthropic_server,
-    _in_messages,
-    claude.error,
-    {"thinking": {"type": "adaptive"}},
+BINDING: Final = attrs.evolve(
+    CLAUDE, name="claude-5", model="anthropic/claude-fable-5-2", settings={"thinking": {"type": "adaptive"}}
 )
-GEMINI: Final = Protocol("gemini", "gemini/gemini-3-pro-preview", google.gemini_server, _in_contents, google.error)
-GEMINI_2: Final = Protocol(
-    "gemini-2",
-    "gemini/gemini-2.5-flash",
+GEMINI: Final = Protocol(
+    "gemini",
+    "gemini/gemini-3-pro-preview",
     google.gemini_server,
-    lambda text, thought, calls: _in_contents(text, thought, calls, ids=False),
+    _in_contents,
     google.error,
+    {"error": {"code": 503, "message": ECHO, "status": "UNAVAILABLE"}},
+    begun=2,
+)
+GEMINI_2: Final = attrs.evolve(
+    GEMINI,
+    name="gemini-2",
+    model="gemini/gemini-2.5-flash",
+    said=lambda text, thought, calls: _in_contents(text, thought, calls, ids=False),
 )
 
 ALL: Final = (COMPLETIONS, RESPONSES, CLAUDE, BINDING, GEMINI, GEMINI_2)

@@ -452,7 +452,7 @@ async def test_failures(
         await engine.generate(request(session=server.new_conversation()))
     assert type(caught.value) is kind
     assert (caught.value.status, caught.value.model) == (status, "openai/test")
-    assert caught.value.__cause__ is not None
+    assert isinstance(caught.value.__context__, Exception)
     assert len(server.requests) == 1
     told = f"{caught.value} {caplog.text} {capsys.readouterr()}"
     assert KEY not in told

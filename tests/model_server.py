@@ -54,8 +54,8 @@ class Events:
     then: str
 
 
-Answer: TypeAlias = "str | Mapping[str, Any] | Status | Partly"
-"""Text to answer with, an assistant's message, an HTTP answer, HANG, DISCONNECT, or a stream that goes wrong."""
+Answer: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Status | Partly"
+"""Text to answer with, what else a model says, an HTTP answer, HANG, DISCONNECT, or a stream that goes wrong."""
 
 
 def error(status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None) -> Status:

@@ -152,9 +152,9 @@ class ResponsesServer(ModelServer):
         refused = self.refusal(request)
         if refused is not None:
             return refused
-        scripted = self.next_scripted()
+        scripted: Any = self.next_scripted()
         unheard = isinstance(scripted, Unheard)
-        answer = scripted.answer if isinstance(scripted, Unheard) else scripted
+        answer: Any = scripted.answer if unheard else scripted
         if isinstance(answer, Status) or answer in (HANG, DISCONNECT):
             unmade: Status | str = answer
             return unmade
@@ -311,12 +311,19 @@ def _faults(request: Mapping[str, Any]) -> Iterator[str]:
         yield from _item_faults(item, f"input[{position}]")
     for position, tool in enumerate(request.get("tools", ())):
         yield from _tool_faults(tool, f"tools[{position}]")
+    for position, item in enumerate(request["input"]):
+        if item.get("type") == "reasoning" and not any(map(_is_of_the_model, request["input"][position + 1 :][:1])):
+            yield f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item."
     form = request.get("text", {}).get("format", {"type": "text"})
     if form["type"] == "json_schema":
         yield from _missing(form, {"name", "schema"}, "text.format")
         refused = refused_form(form, "text.format")
         if refused is not None:
             yield refused
+
+
+def _is_of_the_model(item: Item) -> bool:
+    return item.get("role") == "assistant" or item.get("type") in {"function_call", "reasoning"}
 
 
 def _missing(fields: Mapping[str, Any], needed: set[str], path: str) -> Iterator[str]:

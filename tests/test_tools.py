@@ -722,16 +722,16 @@ def test_context_is_frozen(context: ToolContext) -> None:
         context.idempotency_key = "other"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["", "has space", "búsqueda", "a.b", "x" * 65, "line\n"])
+@pytest.mark.parametrize("name", ["", "has space", "búsqueda", "a.b", "x" * 65, "line\n", "404", "-"])
 def test_refused_name(name: str) -> None:
     """A name that providers would refuse is refused when the tool is made."""
     with pytest.raises(ToolError, match="is no tool name that providers accept"):
         tool(name=name)(double)
 
 
-@pytest.mark.parametrize("name", ["x" * 64, "look-up_2"])
+@pytest.mark.parametrize("name", ["x" * 64, "look-up_2", "_"])
 def test_accepted_name(name: str) -> None:
-    """A name of 1 to 64 letters, digits, underscores and hyphens is kept."""
+    """A name of 1 to 64 letters, digits, underscores and hyphens that begins with a letter or underscore is kept."""
     assert tool(name=name)(double).name == name
 
 

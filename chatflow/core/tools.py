@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chatflow.core.agent import Agent
     from chatflow.core.session import AgentSession
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
 """What OpenAI, Anthropic and Gemini all accept as a function's name."""
 
 
@@ -89,8 +89,8 @@ class Tool:
         self._name: Final[str] = own_name if name is None else name
         if not _NAME.fullmatch(self._name):
             raise ToolError(
-                f"{shorten(self._name)} is no tool name that providers accept: 1 to 64 of a-z, A-Z, 0-9, _ and -;"
-                " give another with name=",
+                f"{shorten(self._name)} is no tool name that providers accept: 1 to 64 of a-z, A-Z, 0-9, _ and -, of"
+                " which the first is a letter or _; give another with name=",
                 tool=self._name,
             )
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):

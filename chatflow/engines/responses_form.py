@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
-from chatflow.core.messages import AudioPart, FilePart, ImagePart, Message, Part, Role, TextPart, UnknownPart
+from chatflow.core.messages import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ToolResult,
+    UnknownPart,
+)
 from chatflow.core.tools import Tool
 from chatflow.core.values import thaw
 from chatflow.engines.common_form import (
@@ -96,14 +106,7 @@ def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
         elif message.role is Role.MODEL:
             items.extend(_said(message, provider_of(model)))
         elif message.role is Role.TOOL:
-            items.extend(
-                {
-                    "type": "function_call_output",
-                    "call_id": _call_id(result.tool_call_id),
-                    "output": result_text(result),
-                }
-                for result in message.tool_results
-            )
+            items.extend(_output(result) for result in message.tool_results)
     return all_sendable(items)
 
 
@@ -189,6 +192,10 @@ def _said(message: Message, provider: str) -> Iterator[dict[str, Any]]:
             yield {"type": "function_call", "call_id": _call_id(call.id), "name": name, "arguments": arguments}
         else:
             yield item
+
+
+def _output(result: ToolResult) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": _call_id(result.tool_call_id), "output": result_text(result)}
 
 
 def _call_id(id_: str) -> str:

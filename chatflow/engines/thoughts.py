@@ -75,7 +75,8 @@ def without_thinking_where_none_began(arguments: dict[str, Any], model: str) -> 
     if not _MUST_GO_ON.search(model) or not _goes_on_without_thoughts(arguments["messages"]):
         return
     arguments.pop("reasoning_effort", None)
-    if (arguments.get("thinking") or {}).get("type") == "enabled":
+    thinking: Mapping[str, Any] = arguments.get("thinking") or {}
+    if thinking.get("type") == "enabled":
         del arguments["thinking"]
 
 

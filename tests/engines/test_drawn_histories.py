@@ -78,7 +78,7 @@ def parts_of(item: Part) -> list[Part]:
 
 def said_in(request: Mapping[str, Any]) -> tuple[list[str], int, int]:
     """The texts of users in a request, and how many calls and how many results there are."""
-    items: list[Part] = as_json_names(request).get("contents") or request.get("messages") or request.get("input")
+    items: list[Part] = as_json_names(request).get("contents") or request.get("messages") or request["input"]
     texts: list[str] = []
     calls = results = 0
     for item in items:
@@ -91,7 +91,7 @@ def said_in(request: Mapping[str, Any]) -> tuple[list[str], int, int]:
 
 
 @given(talk=talks(), with_tools=st.booleans())
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_drawn_histories(running: ModelServer, protocol: Protocol, talk: list[Message], with_tools: bool) -> None:
     """The prompt of a history is taken by each provider, with every user's words, every call and every result."""
     messages = to_prompt(talk, "You help.").messages

@@ -213,7 +213,7 @@ async def test_context_window(running: ModelServer, protocol: Protocol, streamed
 
 # -- in mid-stream ---------------------------------------------------------------------------------------------------
 
-CUTS: Final = {"disconnect": DISCONNECT, "end": END, "failure": None, "hang": HANG, "no JSON": f"{{{ECHO}"}
+CUTS: Final = {"disconnect": DISCONNECT, "end": END, "failure": "", "hang": HANG, "no JSON": f"{{{ECHO}"}
 
 
 @pytest.mark.parametrize(

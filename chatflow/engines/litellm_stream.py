@@ -27,7 +27,7 @@ _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response
 _SAID_TO_END: Final = ("received_finish_reason", "intermittent_finish_reason", "received_any_finish_reason")
 """Where litellm notes that a provider has said why its stream ends: which place it is depends on the provider."""
 
-_GOOGLES: Final = re.compile(r"(gemini|vertex_ai)/gemini-")
+_GOOGLES: Final = re.compile(r"gemini/|vertex_ai/gemini-")
 
 
 class CompletionPieces:

@@ -416,6 +416,7 @@ class ContextWindowError(EngineBadRequestError):
         model: str,
         status: int | None = None,
         retry_after: float | None = None,
+        code: str | None = None,
         session_id: str | None = None,
         tokens: int | None = None,
         max_prompt_tokens: int | None = None,
@@ -423,7 +424,7 @@ class ContextWindowError(EngineBadRequestError):
         self.session_id = session_id
         self.tokens = tokens
         self.max_prompt_tokens = max_prompt_tokens
-        super().__init__(message, model=model, status=status, retry_after=retry_after)
+        super().__init__(message, model=model, status=status, retry_after=retry_after, code=code)
 
 
 class ServiceSessionLostError(EngineBadRequestError):

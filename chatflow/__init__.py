@@ -1,10 +1,12 @@
 """chatflow keeps the state of multi-agent chat conversations for async Python applications."""
 
 from chatflow.core.agent import Agent
+from chatflow.core.approvals import Decision
 from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import Engine, EngineReply, EngineRequest
 from chatflow.core.events import (
     AnswerRejected,
+    ApprovalRequested,
     Done,
     HandedOff,
     ReasoningDelta,
@@ -41,6 +43,8 @@ from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.core.usage import Usage
 from chatflow.engines import LiteLLMEngine, ScriptedEngine
 from chatflow.exceptions import (
+    ApprovalDecidedError,
+    ApprovalNotFoundError,
     ChatflowError,
     ContextWindowError,
     CorruptSessionError,
@@ -90,6 +94,9 @@ __all__ = [
     "AgentResponse",
     "AgentSession",
     "AnswerRejected",
+    "ApprovalDecidedError",
+    "ApprovalNotFoundError",
+    "ApprovalRequested",
     "AudioPart",
     "BaseSessionStore",
     "ChatflowError",
@@ -98,6 +105,7 @@ __all__ = [
     "ContextProvider",
     "ContextWindowError",
     "CorruptSessionError",
+    "Decision",
     "Done",
     "Engine",
     "EngineAuthenticationError",

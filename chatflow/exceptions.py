@@ -11,6 +11,8 @@ ChatflowError
 │   ├── SessionKeyError             (also a KeyError)
 │   ├── CorruptSessionError
 │   ├── UnmatchedToolResultError
+│   ├── ApprovalNotFoundError       (also a LookupError)
+│   ├── ApprovalDecidedError
 │   └── TurnInsideTurnError
 ├── MessageError
 │   ├── MessageInProgressError
@@ -204,6 +206,41 @@ class UnmatchedToolResultError(SessionError):
         super().__init__(
             f"session {shorten(session_id)}: a tool result names the call {shorten(tool_call_id)}, and the history"
             " holds no such call; add the model's message with the call first",
+            session_id=session_id,
+        )
+
+
+class ApprovalNotFoundError(SessionError, LookupError):
+    """No call of this id waits for a person's approval; nothing was run.
+
+    Attributes:
+        call_id: The id that was asked for.
+    """
+
+    def __init__(self, *, session_id: str, call_id: str) -> None:
+        self.call_id = call_id
+        super().__init__(
+            f"session {shorten(session_id)}: no call {shorten(call_id)} waits for approval: nobody was asked about it,"
+            " it was answered, or it has left the history; look at session.pending_approvals",
+            session_id=session_id,
+        )
+
+
+class ApprovalDecidedError(SessionError):
+    """The call was decided the other way before, or is being so; that decision stands, and nothing was run.
+
+    Attributes:
+        call_id: The call's id.
+        approved: Whether it had been approved.
+    """
+
+    def __init__(self, *, session_id: str, call_id: str, approved: bool) -> None:
+        self.call_id = call_id
+        self.approved = approved
+        done, again = ("approved", "approve()") if approved else ("rejected", "reject()")
+        super().__init__(
+            f"session {shorten(session_id)}: the call {shorten(call_id)} was {done} before, and that stands;"
+            f" {again} gives its answer, or goes on where it was broken off",
             session_id=session_id,
         )
 

@@ -17,6 +17,7 @@ import anyio
 import attrs
 
 from chatflow.core.agent import Agent
+from chatflow.core.approvals import Decision
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.budget import OnContextWindow, check_max_prompt_tokens
 from chatflow.core.engine import Engine
@@ -32,7 +33,7 @@ from chatflow.core.records import (
     Receipt,
     Ticket,
     check_grace,
-    check_id,
+    check_message_id,
     check_seconds,
 )
 from chatflow.core.rows import State
@@ -44,6 +45,7 @@ from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import (
     MessageDeadError,
     MessageMismatchError,
+    SessionNotFoundError,
     StoreClosedError,
     StoreError,
     StoreScopeError,
@@ -52,11 +54,14 @@ from chatflow.exceptions import (
 from chatflow.running.asked import (
     Asked,
     OnDuplicate,
+    about,
     asked_at,
     asked_in,
     check_count,
     check_seconds_or_none,
     checked_metadata,
+    decided,
+    require_session,
 )
 from chatflow.running.asking import Asking, AskingRules
 from chatflow.running.compacting import Compactor, Summarise, as_compactor
@@ -277,13 +282,97 @@ class Runner:
         asked = asked_at(session, user_message, metadata, message_id, on_duplicate)
         return RunStream(session.session_id, session.store, lambda report: self._answer_at(session, asked, report))
 
+    async def approve(
+        self, session_id: str, call_id: str, *, metadata: Mapping[str, Any] | None = None
+    ) -> AgentResponse:
+        """Run the call *call_id*, which waits for approval, and go on with what comes of it, in one turn.
+
+        Its result is added to the history, and once all calls of the same model message are decided, the active agent
+        is asked. As long as others of them wait, the response says which, and no model is asked.
+
+        A call is decided once. Approved again, at once or within the time that message ids are remembered, the stored
+        answer comes back, with `duplicate` set, and a decision that was broken off goes on: the tool runs at most once,
+        unless it is idempotent. *metadata* joins the turn's commit.
+
+        Raises:
+            ApprovalNotFoundError: No call of this id waits: nobody was asked, it was answered, or it has left the
+                history.
+            ApprovalDecidedError: It was rejected before.
+            SessionNotFoundError: There is no such conversation.
+            ChatflowError: As `run_async` does.
+        """
+        return await self._decide_in(session_id, decided(session_id, call_id, None, metadata, approved=True))
+
+    async def reject(
+        self, session_id: str, call_id: str, reason: str | None = None, *, metadata: Mapping[str, Any] | None = None
+    ) -> AgentResponse:
+        """Refuse the call *call_id*, which waits for approval, and go on without it, in one turn.
+
+        The model is told that a person has refused, and the *reason*, if there is one. All else is as with `approve`.
+
+        Raises:
+            ApprovalDecidedError: It was approved before.
+            ChatflowError: As `approve` does.
+        """
+        return await self._decide_in(session_id, decided(session_id, call_id, reason, metadata, approved=False))
+
+    async def approve_session(
+        self, session: AgentSession, call_id: str, *, metadata: Mapping[str, Any] | None = None
+    ) -> AgentResponse:
+        """Run a call that waits in a session at hand, of whatever store, as `approve` does.
+
+        Raises:
+            ChatflowError: As `approve` and `run_session` do.
+        """
+        return await self._decide_at(session, call_id, None, metadata, approved=True)
+
+    async def reject_session(
+        self,
+        session: AgentSession,
+        call_id: str,
+        reason: str | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AgentResponse:
+        """Refuse a call that waits in a session at hand, of whatever store, as `reject` does.
+
+        Raises:
+            ChatflowError: As `reject` and `run_session` do.
+        """
+        return await self._decide_at(session, call_id, reason, metadata, approved=False)
+
+    async def _decide_in(self, session_id: str, asked: Asked) -> AgentResponse:
+        session = await self.session_store.get(session_id)
+        if session is None:
+            raise SessionNotFoundError(session_id=session_id)
+        return await self._answer(session, await about(asked, session))
+
+    async def _decide_at(
+        self,
+        session: AgentSession,
+        call_id: str,
+        reason: str | None,
+        metadata: Mapping[str, Any] | None,
+        *,
+        approved: bool,
+    ) -> AgentResponse:
+        require_session(session)
+        asked = decided(session.session_id, call_id, reason, metadata, approved=approved)
+        self._take_in(session)
+        await session.catch_up()
+        return await self._answer(session, await about(asked, session), strict=True)
+
     async def _answer_at(self, session: AgentSession, asked: Asked, report: Report | None = None) -> AgentResponse:
+        self._take_in(session)
+        return await self._answer(session, asked, strict=True, report=report)
+
+    def _take_in(self, session: AgentSession) -> None:
+        """Refuse a session of another owner, and let the store know of one that was made elsewhere."""
         store = self.session_store
         if store.is_of_owner and session.store is store.backend and session.key.owner != store.owner:
             raise StoreScopeError(store=store.name, what="a session of another owner")
         if isinstance(session, SessionContext):
             session.store.adopt(session)
-        return await self._answer(session, asked, strict=True, report=report)
 
     async def _answer(
         self, session: AgentSession, asked: Asked, *, strict: bool = False, report: Report | None = None
@@ -301,7 +390,7 @@ class Runner:
             if isinstance(found, Answered):
                 return self._registry.with_output(_answered_before(found, session), session.session_id)
             if found is None:
-                return await self._run(turn, asked.text, asked.metadata, strict=strict, report=report)
+                return await self._run(turn, asked.input, asked.metadata, strict=strict, report=report)
             try:
                 await self._do_first(found)
             except BaseException as error:
@@ -329,7 +418,7 @@ class Runner:
             StoreError: Nothing was stored.
         """
         noted = checked_metadata(session_id, user_message, metadata)
-        claim = Claim(check_id(message_id, "message_id"), user_message, noted)
+        claim = Claim(check_message_id(message_id), user_message, noted)
         store = self.session_store.backend
         ticket = Ticket(
             key=self.session_store.key_of(session_id),
@@ -425,12 +514,12 @@ class Runner:
     async def _run_work(self, turn: Turn) -> AgentResponse:
         claim = turn.claim
         assert claim is not None
-        return await self._run(turn, claim.user_message, claim.metadata)
+        return await self._run(turn, claim.input, claim.metadata)
 
     async def _run(
         self,
         turn: Turn,
-        user_message: str,
+        asked: str | Decision,
         metadata: FrozenDict,
         *,
         strict: bool = False,
@@ -460,7 +549,7 @@ class Runner:
                     report=report,
                 )
                 turn.session.metadata.update(metadata)
-                response = await self._in_time(loop, user_message)
+                response = await self._in_time(loop, asked)
                 if self.compactor is not None:
                     response = await loop.compact(self.compactor, response)
                 turn.response = attrs.evolve(response, output=None)  # it is read anew from what is stored
@@ -473,9 +562,9 @@ class Runner:
             await turn.commit()
         return response
 
-    async def _in_time(self, loop: Loop, user_message: str) -> AgentResponse:
+    async def _in_time(self, loop: Loop, asked: str | Decision) -> AgentResponse:
         with anyio.move_on_after(self.turn_timeout):
-            return await loop.answer(user_message)
+            return await (loop.answer(asked) if isinstance(asked, str) else loop.go_on(asked))
         raise TimeoutError(
             f"session {shorten(loop.session.session_id)}: the turn took longer than turn_timeout="
             f"{self.turn_timeout:g} s; nothing of it was stored"

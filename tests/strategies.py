@@ -175,7 +175,8 @@ responses: Final = st.builds(
     handoff=st.none() | handoffs,
     usage=st.none() | mappings,
     duplicate=st.booleans(),
-    stop_reason=st.sampled_from(["answer", "tool_limit", "not_stored"]),
+    stop_reason=st.sampled_from(["answer", "tool_limit", "approval", "not_stored"]),
+    awaiting_approval=st.lists(tool_calls, max_size=2),
 )
 timestamps: Final = st.datetimes(
     LONG_AGO.replace(year=2, tzinfo=None), LONG_AGO.replace(year=9998, tzinfo=None), timezones=st.one_of(zones, offsets)

@@ -163,7 +163,11 @@ def test_tool_decorator() -> None:
 
     third = agent.tool(other, name="third")
 
-    assert agent.tools == (first, other_name, third)
+    @agent.tool(requires_approval=True)
+    def fourth() -> None: ...
+
+    assert agent.tools == (first, other_name, third, fourth)
+    assert [each.requires_approval for each in agent.tools] == [False, False, False, True]
     assert colleague.tools == (first,)
     assert (third.name, third.description) == ("third", "Something else.")
     assert (other_name.name, other_name.description, other_name.idempotent) == ("second", "The second.", True)

@@ -9,6 +9,8 @@ import pytest
 import chatflow
 from chatflow import exceptions
 from chatflow.exceptions import (
+    ApprovalDecidedError,
+    ApprovalNotFoundError,
     ChatflowError,
     ContextWindowError,
     CorruptSessionError,
@@ -62,6 +64,8 @@ ERRORS: list[ChatflowError] = [
     SessionKeyError(session_id=SESSION, key="cart"),
     CorruptSessionError(session_id=SESSION, row="chatflow_messages 5", reason="it is not JSON"),
     UnmatchedToolResultError(session_id=SESSION, tool_call_id="call_9"),
+    ApprovalNotFoundError(session_id=SESSION, call_id="call_9"),
+    ApprovalDecidedError(session_id=SESSION, call_id="call_9", approved=False),
     TurnInsideTurnError(session_id=SESSION, reason="a turn of it is open here"),
     MessageError("something", session_id=SESSION, message_id=MESSAGE),
     MessageInProgressError(session_id=SESSION, message_id=MESSAGE),

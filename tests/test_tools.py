@@ -649,7 +649,7 @@ class Warehouse:
     def __init__(self, stock: int) -> None:
         self.stock = stock
 
-    @tool(name="look_up", idempotent=True)
+    @tool(name="look_up", idempotent=True, requires_approval=True)
     async def look(self, item: str) -> str:
         """How much there is.
 
@@ -664,7 +664,8 @@ class Warehouse:
 async def test_decorated_method_is_the_tool_of_each_instance(context: ToolContext) -> None:
     """A decorated method, read from an instance, is a tool bound to it with the same name and description."""
     bound = Warehouse(3).look
-    assert (bound.name, bound.description, bound.idempotent) == ("look_up", "How much there is.", True)
+    assert (bound.name, bound.description) == ("look_up", "How much there is.")
+    assert (bound.idempotent, bound.requires_approval) == (True, True)
     assert bound.parameters["properties"] == {"item": {"type": "string", "description": "What to look for."}}
     assert await bound.invoke({"item": "nails"}, context) == "3 nails"
 
@@ -688,23 +689,44 @@ async def test_decorated_function_can_be_called_by_hand() -> None:
 
 
 def test_decorator_with_arguments() -> None:
-    """Name, description and idempotent can be given to the decorator."""
+    """Name, description, idempotent and requires_approval can be given to the decorator."""
 
-    @tool(name="twice-2", description="Doubles.", idempotent=True)
+    @tool(name="twice-2", description="Doubles.", idempotent=True, requires_approval=True)
     def function(x: int) -> int:
         """Something else."""
         return 2 * x
 
     assert isinstance(function, Tool)
-    assert (function.name, function.description, function.idempotent) == ("twice-2", "Doubles.", True)
+    assert (function.name, function.description) == ("twice-2", "Doubles.")
+    assert (function.idempotent, function.requires_approval) == (True, True)
 
 
-def test_plain_decorator_is_not_idempotent() -> None:
-    """Without a word of it, running a tool twice is not harmless."""
-    assert not tool(double).idempotent
+def test_plain_decorator() -> None:
+    """Without a word of it, running a tool twice is not harmless, and no person is asked."""
+    assert (tool(double).idempotent, tool(double).requires_approval) == (False, False)
 
 
-@pytest.mark.parametrize("attribute", ["name", "description", "parameters", "idempotent", "is_unbound"])
+async def test_check_runs_nothing(context: ToolContext) -> None:
+    """Arguments can be checked without running the function, also where it takes the context."""
+    ran: list[int] = []
+
+    @tool
+    def note(number: int, context: ToolContext) -> None:
+        ran.append(number)
+
+    note.check({"number": "5"})
+    with pytest.raises(ToolArgumentError, match="number: missing"):
+        note.check({})
+    with pytest.raises(ToolArgumentError, match="must be an object"):
+        note.check([])  # type: ignore[arg-type]  # as models do
+    assert ran == []
+    await note.invoke({"number": 5}, context)
+    assert ran == [5]
+
+
+@pytest.mark.parametrize(
+    "attribute", ["name", "description", "parameters", "idempotent", "requires_approval", "is_unbound"]
+)
 def test_tool_is_read_only(attribute: str) -> None:
     """A tool's attributes can't be set."""
     with pytest.raises(AttributeError):
@@ -758,7 +780,7 @@ def test_refused_function(function: Any, message: str) -> None:
         tool(function)
 
 
-@pytest.mark.parametrize("option", [{"name": 5}, {"description": b"a"}, {"idempotent": 1}])
+@pytest.mark.parametrize("option", [{"name": 5}, {"description": b"a"}, {"idempotent": 1}, {"requires_approval": 1}])
 def test_refused_option(option: dict[str, Any]) -> None:
     """An option of a wrong type is refused."""
     with pytest.raises(TypeError, match=f"^{next(iter(option))} must be a"):

@@ -190,11 +190,18 @@ class Agent:
         name: str | None = None,
         description: str | None = None,
         idempotent: bool = False,
+        requires_approval: bool = False,
     ) -> Tool: ...
 
     @overload
     def tool(
-        self, /, *, name: str | None = None, description: str | None = None, idempotent: bool = False
+        self,
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        idempotent: bool = False,
+        requires_approval: bool = False,
     ) -> Callable[[Callable[..., Any]], Tool]: ...
 
     def tool(
@@ -205,6 +212,7 @@ class Agent:
         name: str | None = None,
         description: str | None = None,
         idempotent: bool = False,
+        requires_approval: bool = False,
     ) -> Tool | Callable[[Callable[..., Any]], Tool]:
         """Make a function a tool of this agent, as ``@agent.tool`` or ``@agent.tool(name=...)``; see `Tool`.
 
@@ -212,12 +220,20 @@ class Agent:
             ToolError: As `add_tool` does.
             HandoffError: As `add_tool` does.
         """
-        plain = name is None and description is None and not idempotent
+        plain = name is None and description is None and not idempotent and not requires_approval
 
         def add(decorated: Tool | Callable[..., Any]) -> Tool:
             if plain:
                 return self.add_tool(decorated)
-            return self.add_tool(Tool(decorated, name=name, description=description, idempotent=idempotent))
+            return self.add_tool(
+                Tool(
+                    decorated,
+                    name=name,
+                    description=description,
+                    idempotent=idempotent,
+                    requires_approval=requires_approval,
+                )
+            )
 
         return add if function is None else add(function)
 
@@ -365,6 +381,39 @@ class Agent:
         """
         session, runner = self._ready(session, on_lost_service_session)
         return runner.stream_session(session, user_message, metadata, message_id=message_id)
+
+    async def approve(
+        self,
+        call_id: str,
+        *,
+        session: AgentSession,
+        metadata: Mapping[str, Any] | None = None,
+        on_lost_service_session: OnLostServiceSession = "raise",
+    ) -> AgentResponse:
+        """Run a call that waits in *session*, and go on with what comes of it: one turn, as `Runner.approve` is.
+
+        Raises:
+            ChatflowError: As `run` and `Runner.approve` do.
+        """
+        session, runner = self._ready(session, on_lost_service_session)
+        return await runner.approve_session(session, call_id, metadata=metadata)
+
+    async def reject(
+        self,
+        call_id: str,
+        *,
+        session: AgentSession,
+        reason: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_lost_service_session: OnLostServiceSession = "raise",
+    ) -> AgentResponse:
+        """Refuse a call that waits in *session*, and go on without it: one turn, as `Runner.reject` is.
+
+        Raises:
+            ChatflowError: As `run` and `Runner.reject` do.
+        """
+        session, runner = self._ready(session, on_lost_service_session)
+        return await runner.reject_session(session, call_id, reason, metadata=metadata)
 
     def _ready(self, session: AgentSession, on_lost: OnLostServiceSession) -> tuple[AgentSession, Runner]:
         """The session to run in, a new one where none is named, and what runs it."""

@@ -150,7 +150,12 @@ def _register(kind: type[Any], /, **fields: Any) -> None:
 _register(ToolCall, args=_VALUE)
 _register(ToolResult, content=_VALUE)
 _register(Handoff, reason=_VALUE, context_updates=_VALUE)
-_register(AgentResponse, usage=_VALUE, output=override(omit=True))
+_register(
+    AgentResponse,
+    usage=_VALUE,
+    output=override(omit=True),
+    awaiting_approval=override(struct_hook=_each(lambda item: _converter.structure(item, ToolCall))),
+)
 _register(
     Message,
     content=override(unstruct_hook=_write_content, struct_hook=_read_content),

@@ -44,12 +44,20 @@ class ToolStarted:
 class ToolFinished:
     """What a call led to, errors included; as it happens, so that calls of one message may finish in any order.
 
-    Each call has one. A call that had ended in an earlier attempt of the message is not taken up again, and has only
-    this.
+    Each call has one, but for those that wait for a person. A call that had ended in an earlier attempt of the message
+    is not taken up again, and has only this.
     """
 
     call: ToolCall
     result: ToolResult
+
+
+@attrs.frozen
+class ApprovalRequested:
+    """A call of *agent_name* waits for a person; the turn ends with that. It is decided on once `Done` has come."""
+
+    call: ToolCall
+    agent_name: str
 
 
 @attrs.frozen
@@ -87,7 +95,15 @@ class Done:
 
 
 RunEvent: TypeAlias = (
-    TextDelta | ReasoningDelta | ToolStarted | ToolFinished | HandedOff | AnswerRejected | UsageReported | Done
+    TextDelta
+    | ReasoningDelta
+    | ToolStarted
+    | ToolFinished
+    | ApprovalRequested
+    | HandedOff
+    | AnswerRejected
+    | UsageReported
+    | Done
 )
 
 Report: TypeAlias = Callable[[RunEvent], None]

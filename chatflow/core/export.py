@@ -87,6 +87,7 @@ async def _turn_line(backend: StoreBackend, turn: PendingTurn) -> str:
         session_id=session_id,
         message_id=encode(turn.message_id),
         user_message=encode(turn.user_message),
+        decision=None if turn.decision is None else encode(turn.decision.to_data()),
         metadata=encode(turn.metadata),
         agent=encode(turn.agent_name),
         state=encode(turn.state),

@@ -18,7 +18,7 @@ from chatflow.core.journal import Deed, recording
 from chatflow.core.line import Line
 from chatflow.core.membership import open_turns, refuse_left_over
 from chatflow.core.pruning import Window
-from chatflow.core.records import Key, Known, NewSession, Snapshot
+from chatflow.core.records import Key, Known, NewSession, Seen, Snapshot
 from chatflow.core.values import freeze_mapping
 from chatflow.core.working import REMOVED, Change, Kind, Working, with_changes, with_inner
 from chatflow.exceptions import SessionDeletedError, SessionStateError, UnstorableValueError
@@ -216,6 +216,22 @@ class Handle:
         for token in self._checkpoints or ():
             if token.task == task and token.committed == before:
                 token.committed = after
+
+    async def catch_up(self) -> None:
+        """Take note of what others have committed. One that is yet to be created has nothing to be noted.
+
+        Raises:
+            SessionDeletedError: The conversation was deleted.
+        """
+        self.refuse_deleted()
+        known = self.known
+        found = await self.store.load_session(self.key, known)
+        if known is not None and (
+            found is Seen.ABSENT or (isinstance(found, Snapshot) and found.session_key != known.session_key)
+        ):
+            raise self.mark_deleted()
+        if isinstance(found, Snapshot):
+            self.show(found)
 
     def refuse_deleted(self) -> None:
         """Raise `SessionDeletedError` if the conversation is known to be deleted."""

@@ -73,6 +73,10 @@ class Rows(ABC):
         """Give the journal of one row to another."""
 
     @abstractmethod
+    def has_journal(self, row: Row) -> bool:
+        """Whether the row's turn has noted anything."""
+
+    @abstractmethod
     def drop_journal(self, row: Row) -> None:
         """Remove the row's journal."""
 
@@ -231,6 +235,8 @@ def leave(rows: Rows, leaving: Leaving) -> Row | None:
     if row is None or not row.is_of(rows.holder, leaving.attempt):
         return None
     left = ended(row, leaving.end, leaving.max_attempts)
+    if left is not None and left.state is State.TOLD and leaving.forgets and not rows.has_journal(row):
+        left = None
     if left is None:
         rows.delete(row)
     elif left.state is State.DEAD:

@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from chatflow.core.approvals import Decision
 from chatflow.core.journal import Entry
 from chatflow.core.lines import Rows
 from chatflow.core.records import Claim, Key, PendingTurn, Ticket, Work
@@ -75,11 +76,12 @@ class MemoryRows(Rows):
     def pending(self, turn: MemoryTurn) -> PendingTurn:
         """The row as users see it."""
         row, claim = turn.row, turn.claim
+        asked = None if claim is None else claim.input
         return PendingTurn(
             turn_id=row.turn_id,
             session_id=turn.key.session_id,
             message_id=row.message_id,
-            user_message=None if claim is None else claim.user_message,
+            user_message=asked if isinstance(asked, str) else None,
             metadata=EMPTY if claim is None else claim.metadata,
             agent_name=row.agent_name,
             state=row.state.value,
@@ -87,6 +89,7 @@ class MemoryRows(Rows):
             queued_at=turn.queued_at,
             age=self._clock() - turn.queued_at,
             owner=turn.key.owner,
+            decision=asked if isinstance(asked, Decision) else None,
         )
 
     def next_of(self, session_key: int) -> int | None:
@@ -163,6 +166,10 @@ class MemoryRows(Rows):
     def move_journal(self, old: Row, new: Row) -> None:
         """Hand it over."""
         self._turns[new.turn_id].journal = self._turns[old.turn_id].journal
+
+    def has_journal(self, row: Row) -> bool:
+        """Look."""
+        return bool(self._turns[row.turn_id].journal)
 
     def drop_journal(self, row: Row) -> None:
         """Forget it."""

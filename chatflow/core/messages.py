@@ -176,11 +176,11 @@ def _each(kind: type[_T], items: Iterable[_T], path: str) -> tuple[_T, ...]:
     return found
 
 
-def _calls(items: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+def _calls(items: Iterable[ToolCall], field: attrs.Attribute[Any]) -> tuple[ToolCall, ...]:
     # Frozen here and not in ToolCall, so that a refusal can name the path from the message on.
     return tuple(
-        ToolCall(id=call.id, name=call.name, args=freeze_mapping(call.args, f"tool_calls[{index}].args"))
-        for index, call in enumerate(_each(ToolCall, items, "tool_calls"))
+        ToolCall(id=call.id, name=call.name, args=freeze_mapping(call.args, f"{field.name}[{index}].args"))
+        for index, call in enumerate(_each(ToolCall, items, field.name))
     )
 
 
@@ -228,7 +228,7 @@ class Message:
 
     role: Role = attrs.field(converter=_role)
     content: Content = attrs.field(default=None, converter=_content)
-    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls, kw_only=True)
+    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_converter(_calls), kw_only=True)
     tool_results: tuple[ToolResult, ...] = attrs.field(default=(), converter=_results, kw_only=True)
     agent_name: str | None = attrs.field(default=None, converter=_converter(_optional_string), kw_only=True)
     usage: Mapping[str, Any] | None = attrs.field(default=None, converter=_converter(_optional_mapping), kw_only=True)
@@ -265,7 +265,7 @@ class Handoff:
     context_updates: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY, converter=_converter(_mapping))
 
 
-StopReason = Literal["answer", "tool_limit", "not_stored"]
+StopReason = Literal["answer", "tool_limit", "approval", "not_stored"]
 
 
 def _names(items: Iterable[str]) -> tuple[str, ...]:
@@ -280,8 +280,9 @@ class AgentResponse:
 
     *tool_calls_executed* are tools' names in call order; *handoff* is the turn's last one. *duplicate* says that the
     message had been answered before and this is the stored answer. *stop_reason* is ``"answer"``, ``"tool_limit"``
-    (the model was cut off from its tools), or ``"not_stored"`` (a duplicate whose answer nobody kept; *content* is
-    empty).
+    (the model was cut off from its tools), ``"approval"`` (the calls of *awaiting_approval* wait for a person;
+    *content* is what the model said with them, often nothing), or ``"not_stored"`` (a duplicate whose answer nobody
+    kept; *content* is empty).
 
     *output* is what *content* says as the output type of the agent that has answered, where it has one; for a checker
     ``assert isinstance(response.output, Order)`` says which. It is not stored but read from *content* each time, and no
@@ -297,4 +298,5 @@ class AgentResponse:
     usage: Mapping[str, Any] | None = attrs.field(default=None, converter=_converter(_optional_mapping))
     duplicate: bool = attrs.field(default=False, converter=_converter(_boolean))
     stop_reason: StopReason = attrs.field(default="answer", validator=attrs.validators.in_(get_args(StopReason)))
+    awaiting_approval: tuple[ToolCall, ...] = attrs.field(default=(), converter=_converter(_calls))
     output: Any = attrs.field(default=None, eq=False)

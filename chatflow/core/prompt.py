@@ -16,8 +16,9 @@ from typing import Final
 
 import attrs
 
+from chatflow.core.approvals import tokens_of
 from chatflow.core.messages import Content, Message, Part, Role, TextPart, ToolCall, ToolResult
-from chatflow.core.pruning import CallPlace, Pairing
+from chatflow.core.pruning import CallPlace, Pairing, is_blank_id
 from chatflow.exceptions import shorten
 
 EMPTY_TEXT: Final = "(empty message)"
@@ -25,6 +26,11 @@ EMPTY_TEXT: Final = "(empty message)"
 
 INTERRUPTED: Final = "The call was interrupted; whether it took effect is unknown."
 """Sent as the result of a call that has none."""
+
+AWAITING: Final = (
+    "The call waits for a person's approval and has not run. Don't make it again; say that it waits, and go on."
+)
+"""Sent as the result of a call that nobody has decided about yet."""
 
 ARRIVED: Final = "(A result of an earlier tool call has arrived only now. It stands with its call above.)"
 """Sent as a user message where a late result came while the model had spoken last: a model answers others' words."""
@@ -38,7 +44,8 @@ class Prompt:
     """The messages to send, and what had to be repaired for it.
 
     *repairs* names each message by its place in the history, and calls by their ids; it never quotes content. System
-    messages in front and results gathered in one message are the form of a prompt and no repairs.
+    messages in front, results gathered in one message, and what is said of calls that wait for a person, or have waited
+    long, are the form of a prompt and no repairs.
     """
 
     messages: tuple[Message, ...]
@@ -83,6 +90,7 @@ class _Draft:
         self._answers: dict[CallPlace, _Answer] = {}
         self._sent_ids: set[str] = set()
         self._new_ids = count(1)
+        self._long_awaited: Final[set[int]] = set()
         self._pair(history)
         self._sent_from: Final = {answer.position for answer in self._answers.values()}
 
@@ -109,7 +117,10 @@ class _Draft:
                 if repeated:
                     self._repaired(position, f"another result for {name}; sent in place of the one before")
                 elif place.position != last:
-                    self._repaired(position, f"the result for {name} came late; moved to its call")
+                    if place.index in tokens_of(history[place.position]):
+                        self._long_awaited.add(position)
+                    else:
+                        self._repaired(position, f"the result for {name} came late; moved to its call")
                 self._answers[place] = _Answer(position, message, result)
 
     def take(self, position: int, message: Message) -> None:
@@ -127,7 +138,8 @@ class _Draft:
             # What it holds was sent with the calls; after those it would be the last to speak, but for this.
             if position in self._sent_from and self.body[-1].role is Role.MODEL:
                 self.body.append(Message(Role.USER, ARRIVED, timestamp=message.timestamp))
-                self._repaired(position, "a note to the model stands where a late result came")
+                if position not in self._long_awaited:
+                    self._repaired(position, "a note to the model stands where a late result came")
         elif message.tool_calls:
             self._calls(position, message)
         elif _is_blank(message.content):
@@ -149,10 +161,13 @@ class _Draft:
         """Add a model's message with calls, and directly after it their results."""
         calls: list[ToolCall] = []
         answers: list[_Answer] = []
+        awaited = tokens_of(message)
         for index, call in enumerate(message.tool_calls):
             call_id = self._id(position, call.id)
             answer = self._answers.get(CallPlace(position, index))
-            if answer is None:
+            if answer is None and index in awaited:
+                answer = _Answer(position, message, ToolResult(tool_call_id=call_id, name=call.name, content=AWAITING))
+            elif answer is None:
                 self._repaired(position, f"the call {shorten(call.id)} has no result; answered as interrupted")
                 result = ToolResult(tool_call_id=call_id, name=call.name, content=INTERRUPTED, is_error=True)
                 answer = _Answer(position, message, result)
@@ -168,8 +183,7 @@ class _Draft:
 
     def _id(self, position: int, call_id: str) -> str:
         """*call_id* itself, or a new one where it is none or was sent before."""
-        # "null" is what a provider without ids turns into on the way, and Mistral refuses it.
-        if call_id in self._sent_ids or call_id == "null" or not call_id.strip():
+        if call_id in self._sent_ids or is_blank_id(call_id):
             # Nine letters and digits are an id for every provider. Only what comes before decides which one, so that a
             # longer history gives the same.
             new = next(each for each in map("call{:05}".format, self._new_ids) if each not in self._sent_ids)

@@ -97,7 +97,8 @@ class Additions:
 class AgentRun:
     """One agent's part in one turn, which all of its providers see.
 
-    *earlier* is the history that the turn began with, *said* what it has said so far.
+    *earlier* is the history that the turn began with, *said* what it has said so far. A turn that begins with a
+    decision about a call goes on to answer what it was made for: all since that user's message counts as said.
     """
 
     agent: Agent
@@ -145,7 +146,7 @@ class RunContext:
 
     @property
     def input(self) -> Message:
-        """The user's message that this turn answers."""
+        """The user's message that this turn answers, or goes on to answer once a person has decided about a call."""
         return self._run.input
 
     @property
@@ -160,7 +161,10 @@ class RunContext:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What this turn has said so far: the user's message, calls and their results, the answer."""
+        """What this turn has said so far: the user's message, calls and their results, the answer.
+
+        Of one that goes on after a decision about a call: all since the user's message that the call was made for.
+        """
         return tuple(self._run.said)
 
     @property

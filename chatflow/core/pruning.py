@@ -63,6 +63,12 @@ class CallPlace:
     index: int
 
 
+def is_blank_id(call_id: str) -> bool:
+    """Whether it names no call."""
+    # "null" is what a provider without ids turns into on the way, and Mistral refuses it.
+    return call_id == "null" or not call_id.strip()
+
+
 class Pairing:
     """Which call a result belongs to, told as messages come by in order."""
 

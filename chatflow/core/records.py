@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
+from chatflow.core.approvals import OWN_MARK, Decision
 from chatflow.core.history import EMPTY_HISTORY, History
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
@@ -39,6 +40,14 @@ def check_id(value: object, name: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} must be text that UTF-8 can encode: {shorten(value)}") from error
     return str.__str__(value)
+
+
+def check_message_id(value: object) -> str:
+    """*value* itself if it can be a message's id."""
+    found = check_id(value, "message_id")
+    if found.startswith(OWN_MARK):
+        raise ValueError(f"message_id must not begin with a NUL, as chatflow's own ids do: {shorten(value)}")
+    return found
 
 
 def check_seconds(name: str, value: object) -> float:
@@ -194,21 +203,25 @@ class NewSession:
     expires_after: float | None = None
 
 
-def _digest_of_text(claim: Claim) -> str:
-    return hashlib.sha256(claim.user_message.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest_of_input(claim: Claim) -> str:
+    asked = claim.input
+    # A person's reason makes no other decision.
+    text = asked if isinstance(asked, str) else "approved" if asked.approved else "rejected"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @attrs.frozen
 class Claim:
     """A message's id, its text, and what its caller noted: enough for somebody else to answer it.
 
-    The same id with another *digest* is another message.
+    Or, in place of the text, what a person has decided about a call, under an id of chatflow's own. The same id with
+    another *digest* is another message.
     """
 
     message_id: str
-    user_message: str
+    input: str | Decision
     metadata: FrozenDict = EMPTY
-    digest: str = attrs.field(init=False, default=attrs.Factory(_digest_of_text, takes_self=True))
+    digest: str = attrs.field(init=False, default=attrs.Factory(_digest_of_input, takes_self=True))
 
 
 @attrs.frozen(kw_only=True)
@@ -238,6 +251,7 @@ class PendingTurn:
     gone), ``"told"`` (it failed and its caller knows; sent again it goes on), ``"dead"`` (given up) or ``"answered"``.
     *attempts* counts its starts, less those whose end its caller was told of. *age* is the time since *queued_at*.
     A turn without a message id has neither *user_message* nor *metadata*, and one without a runner no *agent_name*.
+    One that approves or rejects a call has a *decision* in place of a *user_message*.
     """
 
     turn_id: int
@@ -251,6 +265,7 @@ class PendingTurn:
     queued_at: dt.datetime
     age: dt.timedelta
     owner: str = ""
+    decision: Decision | None = None
 
 
 @attrs.frozen
@@ -279,11 +294,11 @@ class Work:
     @property
     def claim(self) -> Claim:
         """The message it answers."""
+        asked, metadata = self.turn.decision or self.turn.user_message, self.turn.metadata
         assert self.turn.message_id is not None
-        assert self.turn.user_message is not None
-        metadata = self.turn.metadata
+        assert asked is not None
         assert isinstance(metadata, FrozenDict)
-        return Claim(self.turn.message_id, self.turn.user_message, metadata)
+        return Claim(self.turn.message_id, asked, metadata)
 
 
 @attrs.frozen(kw_only=True)
@@ -340,13 +355,17 @@ class Accepted:
 
 @attrs.frozen(kw_only=True)
 class Leaving:
-    """A turn's row to be given back: how it ended, and whether its holder keeps it until it tries again."""
+    """A turn's row to be given back: how it ended, and whether its holder keeps it until it tries again.
+
+    *forgets* says that nothing is to be left of a row that is told of and has no journal.
+    """
 
     turn_id: int
     attempt: int
     end: End
     max_attempts: int | None = None
     hold: bool = False
+    forgets: bool = False
 
 
 @attrs.frozen

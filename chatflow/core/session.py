@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 import attrs
 
 from chatflow.core.agent import Agent, reach
+from chatflow.core.approvals import open_calls
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.handle import Checkpoint, Handle, current_task
 from chatflow.core.history import History
-from chatflow.core.messages import Message
+from chatflow.core.messages import Message, ToolCall
 from chatflow.core.owners import check_owner
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.records import NOTHING_SEEN, Key, NewSession, Snapshot, check_id, check_seconds, check_span
@@ -151,6 +152,11 @@ class AgentSession(Handle):
         """
         working = self._working
         return self.committed.history if working is None else working.history
+
+    @property
+    def pending_approvals(self) -> tuple[ToolCall, ...]:
+        """The calls of the history that wait for a person, in order: see `Runner.approve`."""
+        return tuple(held.call for held in open_calls(self.history))
 
     @property
     def metadata(self) -> MutableMapping[str, Any]:

@@ -18,7 +18,7 @@ from chatflow.core.finish import finish
 from chatflow.core.messages import Message
 from chatflow.core.owners import AllOwners, check_owner
 from chatflow.core.pruning import check_max_turns
-from chatflow.core.records import NewSession, Page, SessionInfo, check_grace, check_id, check_span
+from chatflow.core.records import NewSession, Page, SessionInfo, check_grace, check_message_id, check_span
 from chatflow.core.service import ServiceSessionId, id_key
 from chatflow.core.session import SessionContext
 from chatflow.core.upkeep import Upkeep
@@ -183,7 +183,7 @@ class BaseSessionStore(Upkeep):
         A message under way is not processed yet. Ids belong to a conversation, since Telegram's repeat in every chat;
         without *session_id* only marks made without one count.
         """
-        return await self.backend.is_processed(self._scope(session_id), check_id(message_id, "message_id"))
+        return await self.backend.is_processed(self._scope(session_id), check_message_id(message_id))
 
     async def mark_message_processed(self, message_id: str, *, session_id: str | None = None) -> bool:
         """Mark the id, durably. True only for the one call that marked it; False if it was marked already.
@@ -191,7 +191,7 @@ class BaseSessionStore(Upkeep):
         A mark without *session_id* has a scope of its own, which `Runner.run_async` never reads. One with it says that
         the conversation's message needs no turn: `run_async` takes it for a duplicate whose answer nobody kept.
         """
-        return await finish(self.backend.mark_processed(self._scope(session_id), check_id(message_id, "message_id")))
+        return await finish(self.backend.mark_processed(self._scope(session_id), check_message_id(message_id)))
 
     @abstractmethod
     def set_agent_resolver(self, resolver: AgentResolver) -> None:

@@ -61,7 +61,8 @@ class Tool:
 
     *name* is the function's own unless given, *description* its docstring. A Google-style ``Args:`` section is taken
     out of the docstring, and each text in it describes that parameter to the model, unless a pydantic
-    ``Field(description=...)`` does. *idempotent* says that running the same call twice does no harm.
+    ``Field(description=...)`` does. *idempotent* says that running the same call twice does no harm, and
+    *requires_approval* that no call may run before a person has approved it: see `Runner.approve`.
 
     Parameters may be of any type that pydantic can check and describe; one without an annotation takes anything. One
     annotated `ToolContext` is filled in, and what `functools.partial` bound stays bound; a model sees neither.
@@ -81,8 +82,9 @@ class Tool:
         name: str | None = None,
         description: str | None = None,
         idempotent: bool = False,
+        requires_approval: bool = False,
     ) -> None:
-        _refuse_bad_types(function, name, description, idempotent)
+        _refuse_bad_types(function, name, description, idempotent=idempotent, requires_approval=requires_approval)
         source = without_partial(function)
         called = source if inspect.isroutine(source) else type(source).__call__
         own_name: Any = getattr(source, "__name__", type(source).__name__)
@@ -98,6 +100,7 @@ class Tool:
         text, documented = read_docstring(called.__doc__ or source.__doc__ or "")
         self._description: Final[str] = text if description is None else description
         self._idempotent: Final[bool] = idempotent
+        self._requires_approval: Final[bool] = requires_approval
         self._function: Final[Callable[..., Any]] = function
         self._is_async: Final[bool] = inspect.iscoroutinefunction(called)
         self._is_unbound = False
@@ -125,9 +128,23 @@ class Tool:
         return self._idempotent
 
     @property
+    def requires_approval(self) -> bool:
+        """Whether a person has to approve each call before it runs."""
+        return self._requires_approval
+
+    @property
     def is_unbound(self) -> bool:
         """Whether it is a method read from its class, which has no instance to be called on."""
         return self._is_unbound
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        """Check *args* as `invoke` does, and run nothing.
+
+        Raises:
+            ToolArgumentError: As `invoke` does.
+        """
+        _refuse_bad_arguments(self._name, args)
+        self._bind(args, None)
 
     async def invoke(self, args: Mapping[str, Any], context: ToolContext) -> Any:
         """Check *args* and call the function with them and *context*; what it returns comes back as it is.
@@ -168,7 +185,13 @@ class Tool:
         if instance is None or not self._is_unbound:
             return self
         method = types.MethodType(self._function, instance)
-        return Tool(method, name=self._name, description=self._description, idempotent=self._idempotent)
+        return Tool(
+            method,
+            name=self._name,
+            description=self._description,
+            idempotent=self._idempotent,
+            requires_approval=self._requires_approval,
+        )
 
     def __repr__(self) -> str:
         return f"<Tool {self._name}>"
@@ -239,7 +262,7 @@ class Tool:
         schema.update(without_titles(shared))
         return schema
 
-    def _bind(self, args: Mapping[str, Any], context: ToolContext) -> inspect.BoundArguments:
+    def _bind(self, args: Mapping[str, Any], context: ToolContext | None) -> inspect.BoundArguments:
         known = ", ".join(self._parameters) or "no arguments"
         problems = {str(name): f"unknown; the tool takes {known}" for name in args if name not in self._parameters}
         values: dict[str, Any] = dict.fromkeys(self._context_names, context)
@@ -271,12 +294,17 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     idempotent: bool = False,
+    requires_approval: bool = False,
 ) -> Tool: ...
 
 
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, idempotent: bool = False
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    requires_approval: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -287,8 +315,9 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     idempotent: bool = False,
+    requires_approval: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a function a `Tool`, as ``@tool`` or ``@tool(name=..., description=..., idempotent=True)``.
+    """Make a function a `Tool`, as ``@tool`` or ``@tool(name=..., idempotent=True, requires_approval=True)``.
 
     The result can still be called like the function. ``tool(function, name=...)`` works as well.
 
@@ -296,8 +325,16 @@ def tool(
         ToolError: As `Tool` does.
     """
     if function is not None:
-        return Tool(function, name=name, description=description, idempotent=idempotent)
-    return functools.partial(Tool, name=name, description=description, idempotent=idempotent)
+        return Tool(
+            function,
+            name=name,
+            description=description,
+            idempotent=idempotent,
+            requires_approval=requires_approval,
+        )
+    return functools.partial(
+        Tool, name=name, description=description, idempotent=idempotent, requires_approval=requires_approval
+    )
 
 
 def to_tool(function: Tool | Callable[..., Any]) -> Tool:
@@ -313,7 +350,7 @@ def to_tool(function: Tool | Callable[..., Any]) -> Tool:
     return found
 
 
-def _refuse_bad_types(function: Any, name: object, description: object, idempotent: object) -> None:
+def _refuse_bad_types(function: Any, name: object, description: object, **flags: object) -> None:
     source = without_partial(function)
     if isinstance(source, Tool):
         raise TypeError(f"{source!r} is a tool already; make another from the function itself")
@@ -323,8 +360,9 @@ def _refuse_bad_types(function: Any, name: object, description: object, idempote
     for argument, value in (("name", name), ("description", description)):
         if not isinstance(value, str | None):
             raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
-    if not isinstance(idempotent, bool):
-        raise TypeError(f"idempotent must be a bool, not {type(idempotent).__name__}")
+    for argument, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{argument} must be a bool, not {type(value).__name__}")
 
 
 def _refuse_bad_arguments(name: str, args: object) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from chatflow.core.approvals import Decision
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS, Beats
 from chatflow.core.ending import give_back
 from chatflow.core.finish import finish, is_cancellation
@@ -37,6 +38,7 @@ from chatflow.core.records import (
 from chatflow.core.rows import WAITING, End, State
 from chatflow.core.working import Change, Kind, Working
 from chatflow.exceptions import (
+    ApprovalDecidedError,
     ChatflowError,
     MessageDeadError,
     MessageInProgressError,
@@ -142,6 +144,7 @@ class Turn:
             TurnInsideTurnError: The turn could only start once the asking code's own turn has ended.
             SessionDeletedError: The conversation was deleted.
             MessageMismatchError: The message's id was used before with another text.
+            ApprovalDecidedError: It is a decision about a call, and the other one was made before.
             MessageInProgressError: The message is being answered, and *wait_for_duplicate* is false; or it waits for
                 another application's runner.
             MessageDeadError: The message was given up.
@@ -223,11 +226,17 @@ class Turn:
         claim = self.claim
         assert claim is not None
         if found.digest is not None and found.digest != claim.digest:
-            return MessageMismatchError(session_id=session.session_id, message_id=claim.message_id)
+            return self._mismatch(claim)
         if isinstance(found, Dead):
             store.line.wake_all()  # it may just have given up its place in the line
             return MessageDeadError(session_id=session.session_id, message_id=claim.message_id, attempts=found.attempts)
         return None
+
+    def _mismatch(self, claim: Claim) -> ChatflowError:
+        session_id, asked = self.session.session_id, claim.input
+        if isinstance(asked, Decision):
+            return ApprovalDecidedError(session_id=session_id, call_id=asked.call_id, approved=not asked.approved)
+        return MessageMismatchError(session_id=session_id, message_id=claim.message_id)
 
     async def _queue(self) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         session, store = self.session, self.session.store
@@ -538,7 +547,15 @@ class Turn:
         turn_id = self.turn_id if hold else self._release()
         if turn_id is None:
             return
-        leaving = Leaving(turn_id=turn_id, attempt=self.attempt, end=end, max_attempts=self._max_attempts, hold=hold)
+        leaving = Leaving(
+            turn_id=turn_id,
+            attempt=self.attempt,
+            end=end,
+            max_attempts=self._max_attempts,
+            hold=hold,
+            # A person may decide otherwise as long as nothing has come of it.
+            forgets=self.claim is not None and isinstance(self.claim.input, Decision),
+        )
         store = self.session.store
         store.line.abandoned.append((leaving, self))
         if not later:

@@ -1,4 +1,7 @@
-"""What is asked of a runner: a user's message with what was said about it, and a runner's own numbers, looked at."""
+"""What is asked of a runner, and a runner's own numbers, looked at.
+
+Asked is the answer to a user's message, or that a call goes on about which a person has decided.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from chatflow.core.records import Claim, check_id
+from chatflow.core.approvals import Decision, find_held
+from chatflow.core.records import Claim, check_id, check_message_id
 from chatflow.core.session import AgentSession
 from chatflow.core.values import FrozenDict, freeze_mapping
-from chatflow.exceptions import SessionStateError, UnstorableValueError
+from chatflow.exceptions import ApprovalNotFoundError, SessionStateError, UnstorableValueError
 
 OnDuplicate = Literal["response", "raise"]
 
 
 @attrs.frozen
 class Asked:
-    """A user's message, and what was said with it. *waits*: for the answer, where the message is under way already."""
+    """A user's message, or a person's decision, and what was said with it.
 
-    text: str
+    *waits*: for the answer, where it is under way already.
+    """
+
+    input: str | Decision
     metadata: FrozenDict
     claim: Claim | None
     waits: bool
@@ -33,8 +40,7 @@ def asked_at(
     on_duplicate: OnDuplicate,
 ) -> Asked:
     """What is asked in a session at hand, once all of its arguments are found good."""
-    if not isinstance(session, AgentSession):
-        raise TypeError(f"session must be an AgentSession, not {type(session).__name__}")
+    require_session(session)
     return asked_in(session.session_id, user_message, metadata, message_id, on_duplicate)
 
 
@@ -49,7 +55,7 @@ def asked_in(
     if on_duplicate not in get_args(OnDuplicate):
         raise ValueError(f"on_duplicate must be 'response' or 'raise', not {on_duplicate!r}")
     noted = checked_metadata(session_id, user_message, metadata)
-    claim = None if message_id is None else Claim(check_id(message_id, "message_id"), user_message, noted)
+    claim = None if message_id is None else Claim(check_message_id(message_id), user_message, noted)
     return Asked(user_message, noted, claim, waits=on_duplicate == "response")
 
 
@@ -58,10 +64,46 @@ def checked_metadata(session_id: str, user_message: str, metadata: Mapping[str, 
     check_id(session_id, "session_id")
     if not isinstance(user_message, str):
         raise TypeError(f"user_message must be a string, not {type(user_message).__name__}")
+    return _frozen(session_id, metadata)
+
+
+def decided(
+    session_id: str, call_id: str, reason: str | None, metadata: Mapping[str, Any] | None, *, approved: bool
+) -> Asked:
+    """What a person asks by a decision, once all of its arguments are found good; the call is still to be found."""
+    check_id(session_id, "session_id")
+    if not isinstance(reason, str | None):
+        raise TypeError(f"reason must be a string, not {type(reason).__name__}")
+    decision = Decision(call_id=check_id(call_id, "call_id"), approved=approved, reason=reason)
+    return Asked(decision, _frozen(session_id, metadata), None, waits=True)
+
+
+async def about(asked: Asked, session: AgentSession) -> Asked:
+    """*asked*, a decision, as one about a call of *session*.
+
+    Raises:
+        ApprovalNotFoundError: No call of its id waits, and none whose decision is remembered has been answered.
+    """
+    decision = asked.input
+    assert isinstance(decision, Decision)
+    held = find_held(session.committed.history, decision.call_id)
+    # One that was answered is asked about again only for the stored answer: a turn would find nothing to do.
+    if held is None or not (held.is_open or await session.store.is_processed(session.key, held.decision_id)):
+        raise ApprovalNotFoundError(session_id=session.session_id, call_id=decision.call_id)
+    return attrs.evolve(asked, claim=Claim(held.decision_id, decision, asked.metadata))
+
+
+def _frozen(session_id: str, metadata: Mapping[str, Any] | None) -> FrozenDict:
     try:
         return freeze_mapping({} if metadata is None else metadata, "metadata")
     except UnstorableValueError as error:
         raise SessionStateError(session_id=session_id, path=error.path, reason=error.reason) from error
+
+
+def require_session(value: object) -> None:
+    """Refuse what is no session."""
+    if not isinstance(value, AgentSession):
+        raise TypeError(f"session must be an AgentSession, not {type(value).__name__}")
 
 
 def check_count(name: str, value: object, least: int) -> int:

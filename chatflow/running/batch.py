@@ -36,7 +36,9 @@ def error_result(call: ToolCall, text: str) -> ToolResult:
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """The calls of *message*, which *agent* answers with its *tools*, by name.
+    """The calls of *message* at *indexes*, which *agent* answers with its *tools*, by name.
+
+    A tool that requires approval is run only where a person has *approved* these calls.
 
     *key* is the same when this batch is run again, and another for every other batch. *timeout* is each call's, in
     seconds. *ended* is what an earlier attempt has noted of these calls; None where there was none. Each call's outcome
@@ -47,12 +49,14 @@ class Batch:
     agent: Agent
     tools: Mapping[str, Tool]
     message: Message
+    indexes: Sequence[int]
     iteration: int
     key: str
     timeout: float | None
     ended: Mapping[int, Entry] | None
     note: Callable[[Entry], Awaitable[None]] | None
     report: Report | None
+    approved: bool = False
 
     async def run(self) -> list[ToolResult | Handoff]:
         """What each call led to, in the calls' order.
@@ -82,12 +86,12 @@ class Batch:
                 group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
-            for index in range(len(calls)):
+            for index in self.indexes:
                 if index not in outcomes:
                     group.start_soon(run_one, index)
         if ends:
             raise ends[0]
-        return [outcomes[index] for index in range(len(calls))]
+        return [outcomes[index] for index in self.indexes]
 
     def _tell(self, event: RunEvent) -> None:
         if self.report is not None:
@@ -129,7 +133,24 @@ class Batch:
                 f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
                 " again with valid JSON."
             )
-        return None
+        return self._unfit(call, tool) if tool.requires_approval and not self.approved else None
+
+    def _unfit(self, call: ToolCall, tool: Tool) -> str:
+        """Why nobody was asked about the call; it is not run, whatever the check says now."""
+        try:
+            tool.check(call.args)
+        except ToolArgumentError as error:
+            self._log(call, "was called with arguments that it does not take")
+            return str(error)
+        except Exception as error:  # noqa: BLE001  # an annotation's check may raise anything
+            return self._failure(call, error)
+        self._log(call, "requires approval, and nobody was asked")
+        return "The tool requires a person's approval, and nobody was asked; it was not run. Call it again."
+
+    def _failure(self, call: ToolCall, error: BaseException) -> str:
+        reference = uuid.uuid4().hex[:12]
+        self._log(call, f"failed (reference {reference})", error)
+        return f"The tool failed; the error was logged (reference {reference}). Try another way, or tell the user."
 
     def _interrupted(self, call: ToolCall) -> ToolResult:
         self._log(call, "had been called in an attempt that was interrupted; it is not run again")
@@ -151,12 +172,7 @@ class Batch:
             # A tool may raise anything, also what a cancelled task of its own has ended with.
             if is_cancellation(error):
                 raise
-            reference = uuid.uuid4().hex[:12]
-            self._log(call, f"failed (reference {reference})", error)
-            return error_result(
-                call,
-                f"The tool failed; the error was logged (reference {reference}). Try another way, or tell the user.",
-            )
+            return error_result(call, self._failure(call, error))
         self._log(call, f"was given up after tool_timeout={self.timeout:g} s")
         return error_result(
             call, f"The tool did not answer within {self.timeout:g} seconds; whether it took effect is unknown."

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
 import attrs
 
 from chatflow.core.agent import Agent
+from chatflow.core.approvals import Decision, HeldCall, find_held, open_calls, tokens_of
 from chatflow.core.compaction import leaving
 from chatflow.core.engine import Engine, EngineReply
-from chatflow.core.events import AnswerRejected, HandedOff, Report, RunEvent, TextDelta, ToolFinished, UsageReported
+from chatflow.core.events import (
+    AnswerRejected,
+    ApprovalRequested,
+    HandedOff,
+    Report,
+    RunEvent,
+    TextDelta,
+    ToolFinished,
+    UsageReported,
+)
 from chatflow.core.journal import Entry, Journal
 from chatflow.core.messages import AgentResponse, Handoff, Message, Role, StopReason, ToolCall, ToolResult
 from chatflow.core.output import Output, OutputError
 from chatflow.core.service import ServiceStep
 from chatflow.core.session import AgentSession
+from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.core.usage import added
 from chatflow.core.values import EMPTY
 from chatflow.engines.litellm import LiteLLMEngine
-from chatflow.exceptions import EngineOutputError, SessionError, UnmatchedToolResultError, shorten
+from chatflow.exceptions import (
+    ApprovalNotFoundError,
+    EngineOutputError,
+    SessionError,
+    UnmatchedToolResultError,
+    shorten,
+)
+from chatflow.running.approving import hold_back, refusal
 from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
 from chatflow.running.compacting import Compacting, Compactor
@@ -53,7 +71,7 @@ class Registry:
     def with_output(self, response: AgentResponse, session_id: str) -> AgentResponse:
         """A stored answer with its output, as the type that its agent's answers are of now; None where it is not."""
         agent = self.agents().get(response.active_agent_name)
-        if agent is None or agent.output is None or response.stop_reason == "not_stored":
+        if agent is None or agent.output is None or response.stop_reason in {"approval", "not_stored"}:
             return response
         try:
             return attrs.evolve(response, output=agent.output.read(response.content))
@@ -105,31 +123,62 @@ class Loop:
         return self.turn.session
 
     async def answer(self, user_message: str) -> AgentResponse:
-        """Take the user's message, and go on until there is an answer to it.
+        """Take the user's message, and go on until there is an answer to it, or a person is to be asked.
 
         What an earlier attempt has noted in the turn's journal is not asked or called again.
         """
-        journal = Journal(self.turn.journal)
+        journal = await self._begin()
+        question = Message(Role.USER, user_message)
+        self.providing.begin(question)
+        await self.providing.prepare(self._agent_of(journal.called(0)))
+        await self._say(question)
+        return await self._converse(journal, 0)
+
+    async def go_on(self, decision: Decision) -> AgentResponse:
+        """Take what a person has decided about a call, and go on as with a user's message, once all beside it are.
+
+        Raises:
+            ApprovalNotFoundError: Others have removed the call, or answered it, since it was looked for.
+        """
+        journal = await self._begin()
+        held = self._held(decision)
+        self.providing.go_on(_since_user(self.session.history, held.position))
+        if decision.approved:
+            await self._run_held(held, journal)
+        else:
+            await self._say_results([refusal(held.call, decision.reason)])
+        waiting = self._waiting(held.message)
+        if waiting:
+            return await self._conclude(self._active_agent(), "", "approval", waiting=waiting)
+        return await self._converse(journal, 1)
+
+    async def _begin(self) -> Journal:
         if not self.session.active_agent_name:
             await self.session.set_active_agent(self.registry.starting_agent)
         self._active_agent()
-        question = Message(Role.USER, user_message)
-        await self.providing.begin(question, self._agent_of(journal.called(0)))
-        await self._say(question)
-        for iteration in range(self.max_tool_iterations):
-            called = journal.called(iteration)
+        return Journal(self.turn.journal)
+
+    async def _converse(self, journal: Journal, first: int) -> AgentResponse:
+        """Ask and act in turns, from the iteration *first* of the journal on."""
+        for iteration in range(first, first + self.max_tool_iterations):
+            called, ended = journal.called(iteration), None
             agent = self._agent_of(called)
             if called is not None:
                 assert called.message is not None
+                ended = journal.returned(iteration)
                 if called.message.text:
                     self._tell(TextDelta(called.message.text, agent.name))
-                await self._act(agent, called, called.message, journal.returned(iteration))
-                continue
-            reply, service = await self._ask(agent)
-            if not reply.tool_calls:
-                return await self._finish(agent, reply, service, "answer")
-            message = _calls(agent, reply)
-            await self._act(agent, Entry(iteration=iteration, message=message, service=service), message, None)
+            else:
+                reply, service = await self._ask(agent)
+                if not reply.tool_calls:
+                    return await self._finish(agent, reply, service, "answer")
+                called = Entry(iteration=iteration, message=_calls(agent, reply), service=service)
+            message = await self._act(agent, called, ended)
+            waiting = self._waiting(message)
+            if waiting:
+                for call in waiting:
+                    self._tell(ApprovalRequested(call, agent.name))
+                return await self._conclude(self._active_agent(), message.text, "approval", waiting=waiting)
         agent = self._active_agent()
         logger.warning(
             "session %s: the model asked for tools %d times in a row; it is asked once more without them",
@@ -215,14 +264,26 @@ class Loop:
         if reply.tool_calls:
             # It was offered no tools: nobody will answer these calls, which the service would wait for.
             self.turn.working.service = None
+        return await self._conclude(agent, message.text, stop_reason, output=output)
+
+    async def _conclude(
+        self,
+        agent: Agent,
+        text: str,
+        stop_reason: StopReason,
+        *,
+        waiting: tuple[ToolCall, ...] = (),
+        output: object = None,
+    ) -> AgentResponse:
         response = AgentResponse(
-            content=message.text,
+            content=text,
             active_agent_name=agent.name,
             tool_calls_executed=self.called,
             handoff=self.handoff,
             usage=self.usage,
             stop_reason=stop_reason,
             output=output,
+            awaiting_approval=waiting,
         )
         await self.providing.succeed(response)
         return response
@@ -274,21 +335,85 @@ class Loop:
             self._count(compacting.reply.usage)
         return attrs.evolve(response, usage=self.usage)
 
-    async def _act(self, agent: Agent, called: Entry, message: Message, ended: Mapping[int, Entry] | None) -> None:
-        """Store a message's calls, run them, and store what they led to; *ended* is what had ended before."""
+    def _held(self, decision: Decision) -> HeldCall:
+        """The call that was decided about; it is found by its id, and known by its token."""
+        claim = self.turn.claim
+        assert claim is not None
+        held = find_held(self.session.history, decision.call_id)
+        if held is None or not held.is_open or held.decision_id != claim.message_id:
+            raise ApprovalNotFoundError(session_id=self.session.session_id, call_id=decision.call_id)
+        return held
+
+    def _waiting(self, message: Message) -> tuple[ToolCall, ...]:
+        """The calls of *message* that wait for a person still."""
+        tokens = set(tokens_of(message).values())
+        return tuple(held.call for held in open_calls(self.session.history) if held.token in tokens) if tokens else ()
+
+    async def _run_held(self, held: HeldCall, journal: Journal) -> None:
+        """Run a call that was approved, with the tools of the agent that made it, and store what it led to."""
+        called, call = journal.called(0), held.call
+        self.called.append(call.name)
+        agent = self.registry.agents().get(held.message.agent_name or "")
+        if agent is None and called is None:
+            logger.warning(
+                "session %s: no agent within reach is named %s, which made an approved call of tool %s",
+                shorten(self.session.session_id),
+                shorten(held.message.agent_name),
+                shorten(call.name),
+            )
+            text = "The agent that made this call is not there any more; it was not run."
+            await self._say_results([error_result(call, text)])
+            return
+        tools = () if agent is None else (await self.providing.prepare(agent)).tools
+        await self._run(
+            agent or self._active_agent(),
+            {tool.name: tool for tool in tools},
+            Entry(iteration=0, message=held.message) if called is None else called,
+            [held.index],
+            None if called is None else journal.returned(0),
+            approved=True,
+        )
+
+    async def _act(self, agent: Agent, called: Entry, ended: Mapping[int, Entry] | None) -> Message:
+        """Store a message's calls, run those that wait for nobody, and store what they led to; return the message.
+
+        *ended* is what had ended before.
+        """
+        message = called.message
+        assert message is not None
         self._count(message.usage)
-        contents = await self.providing.prepare(agent)
+        tools = {tool.name: tool for tool in (await self.providing.prepare(agent)).tools}
+        if ended is None:
+            message = hold_back(message, tools, None if called.service is not None else self.session.history)
+            called = attrs.evolve(called, message=message)
         service, since = called.service, self.asking.since
         if ended is not None and service is not None:
             since = self.turn.working.changes
             if not self.turn.working.resumes(service):
                 service = None  # others have gone on there: these calls are news to it
         await self._say(message, service, since)
-        self.called += [call.name for call in message.tool_calls]
-        tools = {tool.name: tool for tool in contents.tools}
+        held = tokens_of(message)
+        indexes = [index for index in range(len(message.tool_calls)) if index not in held]
+        self.called += [message.tool_calls[index].name for index in indexes]
+        await self._run(agent, tools, called, indexes, ended)
+        return message
+
+    async def _run(
+        self,
+        agent: Agent,
+        tools: Mapping[str, Tool],
+        called: Entry,
+        indexes: Sequence[int],
+        ended: Mapping[int, Entry] | None,
+        *,
+        approved: bool = False,
+    ) -> None:
+        """Run the calls at *indexes* of the message in *called*, and store what they led to."""
+        message = called.message
+        assert message is not None
         keeps_journal = self.turn.claim is not None
         if keeps_journal and ended is None:
-            named = (tools.get(call.name) for call in message.tool_calls)
+            named = (tools.get(message.tool_calls[index].name) for index in indexes)
             # Before what must not be done twice, the note of it has to be on the disk.
             durable = any(tool is not None and not tool.idempotent for tool in named)
             await self.turn.note(called, durable=durable)
@@ -297,17 +422,20 @@ class Loop:
             agent=agent,
             tools=tools,
             message=message,
+            indexes=indexes,
             iteration=called.iteration,
             key=f"{self.key}:{called.iteration}",
             timeout=self.tool_timeout,
             ended=ended,
             note=partial(self.turn.note, durable=False) if keeps_journal else None,
             report=self.report,
+            approved=approved,
         )
         outcomes = await batch.run()
         results: list[ToolResult] = []
         handed_over = self.handoffs
-        for call, outcome in zip(message.tool_calls, outcomes, strict=True):
+        for index, outcome in zip(indexes, outcomes, strict=True):
+            call = message.tool_calls[index]
             if not isinstance(outcome, Handoff):
                 results.append(outcome)
                 continue
@@ -317,6 +445,10 @@ class Loop:
                 result = await self._hand_over(call, outcome)
             results.append(result)
             self._tell(ToolFinished(call, result))
+        if results:
+            await self._say_results(results)
+
+    async def _say_results(self, results: Sequence[ToolResult]) -> None:
         answers = Message(Role.TOOL, tool_results=results)
         try:
             await self._say(answers)
@@ -346,6 +478,13 @@ class Loop:
         logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
         content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+
+
+def _since_user(history: Sequence[Message], position: int) -> Sequence[Message]:
+    """The messages from the last user message before *position* on: a history begins with one."""
+    while history[position].role is not Role.USER:
+        position -= 1
+    return history[position:]
 
 
 def _answer(agent: Agent, reply: EngineReply) -> Message:

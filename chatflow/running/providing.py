@@ -33,11 +33,18 @@ class Providing:
         self._contents: Final[dict[str, Contents]] = {}
         self._begun: Final[list[tuple[ContextProvider, AgentRun, RunContext]]] = []
         self._input: Message | None = None
+        self._earlier: Sequence[Message] = ()
 
-    async def begin(self, user_message: Message, agent: Agent) -> None:
-        """Prepare the turn's first *agent* for *user_message*, which has not been said yet."""
-        self._input = user_message
-        await self.prepare(agent)
+    def begin(self, user_message: Message) -> None:
+        """Note what the turn answers, which has not been said yet."""
+        self._input, self._earlier = user_message, self._turn.working.base.history
+
+    def go_on(self, said: Sequence[Message]) -> None:
+        """Note that the turn goes on to answer a user's message: *said*, from that on, counts as said by this turn."""
+        own = set(map(id, said))
+        self._input = said[0]
+        self._earlier = [message for message in self._turn.working.base.history if id(message) not in own]
+        self.said += said
 
     async def prepare(self, agent: Agent) -> Contents:
         """What *agent* is to be asked with; its providers are called the first time only."""
@@ -49,7 +56,7 @@ class Providing:
             agent=agent,
             session=self._turn.session,
             input=self._input,
-            earlier=self._turn.working.base.history,
+            earlier=self._earlier,
             said=self.said,
         )
         contents = self._contents[agent.name] = Contents(self._turn, run, self.said[-1] if self.said else None)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeGuard, TypeVar
 
+from chatflow.core.approvals import Decision
 from chatflow.core.codec import entry_from_json, message_from_json, response_from_json, values_from_json
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
@@ -125,17 +126,22 @@ def entry(session_id: str, row: str, value: object) -> Entry:
     return _parsed(session_id, row, value, entry_from_json)
 
 
-def work(session_id: str, row: str, value: object) -> tuple[str | None, FrozenDict]:
-    """What a turn is to answer, the user's message and the metadata, if it has any."""
+def work(session_id: str, row: str, value: object) -> tuple[str | Decision | None, FrozenDict]:
+    """What a turn is to answer, a user's message or a person's decision, and the metadata, if it has any."""
     return (None, EMPTY) if value is None else _parsed(session_id, row, value, _work_from_json)
 
 
-def _work_from_json(value: str) -> tuple[str, FrozenDict]:
-    found = values_from_json(value)
-    user_message, metadata = found.get("user_message"), found.get("metadata")
-    if not isinstance(user_message, str) or not isinstance(metadata, FrozenDict):
-        raise SessionFormatError(path="", reason="it is not a message and its metadata")
-    return user_message, metadata
+def _work_from_json(value: str) -> tuple[str | Decision, FrozenDict]:
+    match values_from_json(value):
+        case {"user_message": str(user_message), "metadata": FrozenDict() as metadata}:
+            return user_message, metadata
+        case {"decision": decision, "metadata": FrozenDict() as metadata}:
+            try:
+                return Decision.from_data(decision), metadata
+            except TypeError as error:
+                raise SessionFormatError(path="decision", reason=str(error)) from error
+        case _:
+            raise SessionFormatError(path="", reason="it is neither a message nor a decision, with its metadata")
 
 
 def _parsed(session_id: str, row: str, value: object, parse: Callable[[str], _T]) -> _T:

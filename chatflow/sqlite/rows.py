@@ -28,7 +28,9 @@ def work_to_json(claim: Claim | None) -> str | None:
     """What somebody else would need to answer the message."""
     if claim is None:
         return None
-    return values_to_json(FrozenDict(user_message=claim.user_message, metadata=claim.metadata))
+    asked = claim.input
+    work = {"user_message": asked} if isinstance(asked, str) else {"decision": asked.to_data()}
+    return values_to_json(FrozenDict(**work, metadata=claim.metadata))
 
 
 class SqliteRows(Rows):
@@ -115,6 +117,10 @@ class SqliteRows(Rows):
     def move_journal(self, old: Row, new: Row) -> None:
         """Rename its lines."""
         self._connection.execute(statements.MOVE_JOURNAL, {"old": old.turn_id, "new": new.turn_id})
+
+    def has_journal(self, row: Row) -> bool:
+        """Look for a line."""
+        return self._connection.execute(statements.HAS_JOURNAL, {"turn_id": row.turn_id}).fetchone() is not None
 
     def drop_journal(self, row: Row) -> None:
         """Delete its lines."""

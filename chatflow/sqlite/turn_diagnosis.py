@@ -156,10 +156,10 @@ def _look_at_columns(turn_id: int, row: dict[str, Any], session_id: str, found: 
 def _digest(work_json: object) -> str | None:
     """What tells the message from others of the same id, if the message can be read."""
     try:
-        user_message, _ = reading.work("", "", work_json)
+        asked, _ = reading.work("", "", work_json)
     except CorruptSessionError:
         return None
-    return None if user_message is None else Claim(message_id="", user_message=user_message).digest
+    return None if asked is None else Claim("", asked).digest
 
 
 def _look_at_journal(turn_id: int, lines: list[tuple[Any, Any]], session_id: str) -> list[CorruptSessionError]:

@@ -277,6 +277,9 @@ READ_JOURNAL: Final[LiteralString] = """
 MOVE_JOURNAL: Final[LiteralString] = "UPDATE chatflow_journal SET turn_id = :new WHERE turn_id = :old"
 """The journal of a message that takes a new place."""
 
+HAS_JOURNAL: Final[LiteralString] = "SELECT 1 FROM chatflow_journal WHERE turn_id = :turn_id LIMIT 1"
+"""Whether a turn that ends has done anything that may not be done twice."""
+
 DROP_JOURNAL: Final[LiteralString] = "DELETE FROM chatflow_journal WHERE turn_id = :turn_id"
 """The journal of a message that was given up."""
 

@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from chatflow.core import lines
+from chatflow.core.approvals import Decision
 from chatflow.core.journal import Entry
 from chatflow.core.records import (
     Accepted,
@@ -227,13 +228,13 @@ def _work(turn_id: int, now: str, connection: Connection) -> Work:
 def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
     turn_id, owner, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
     where = f"chatflow_turns, turn_id {turn_id}"
-    user_message, metadata = reading.work(session_id, f"{where}, work_json", work_json)
+    asked, metadata = reading.work(session_id, f"{where}, work_json", work_json)
     queued = reading.moment(session_id, f"{where}, queued_at", queued_at)
     return PendingTurn(
         turn_id=turn_id,
         session_id=reading.shown(session_id),
         message_id=reading.optional_text(session_id, f"{where}, message_id", message_id),
-        user_message=user_message,
+        user_message=asked if isinstance(asked, str) else None,
         metadata=metadata,
         agent_name=reading.optional_text(session_id, f"{where}, agent_name", agent_name),
         state=reading.state(session_id, f"{where}, state", state).value,
@@ -241,6 +242,7 @@ def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
         queued_at=queued,
         age=dt.datetime.fromisoformat(now) - queued,
         owner=reading.shown(owner),
+        decision=asked if isinstance(asked, Decision) else None,
     )
 
 

@@ -24,6 +24,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.prompt import AWAITING
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
@@ -551,3 +552,40 @@ def test_server_refuses(body: dict[str, Any], status: int, said: str) -> None:
     assert refused is not None
     assert refused.status == status
     assert said in json.dumps(refused.body, ensure_ascii=False)
+
+
+# -- calls that wait for a person ------------------------------------------------------------------------------------
+
+
+def paying(engine: LiteLLMEngine) -> Agent:
+    """An agent whose refund a person has to approve."""
+
+    def refund(euros: int) -> str:
+        """Pay it back."""
+        return f"{euros} paid"
+
+    return Agent("Support", tools=[Tool(refund, requires_approval=True)], engine=engine)
+
+
+async def test_approved_call(engine: LiteLLMEngine, server: ResponsesServer) -> None:
+    """A call that was approved is answered where the service waits for it."""
+    server.script(calls(("c1", "refund", '{"euros": 5}')), "Paid.")
+    agent = paying(engine)
+    session = agent.create_session()
+    assert (await agent.run("refund it", session=session)).stop_reason == "approval"
+    assert (await agent.approve("c1", session=session)).content == "Paid."
+    assert server.inputs == [[user("refund it")], [output("c1", "5 paid")]]
+    assert [after is None for after in server.chained] == [True, False]
+
+
+async def test_call_approved_after_a_message(engine: LiteLLMEngine, server: ResponsesServer) -> None:
+    """With a message in between the service is told that the call waits, and later of its result, in a user's words."""
+    server.script(calls(("c1", "refund", '{"euros": 5}')), "It waits.", "Paid.")
+    agent = paying(engine)
+    session = agent.create_session()
+    await agent.run("refund it", session=session)
+    assert (await agent.run("well?", session=session)).content == "It waits."
+    assert (await agent.approve("c1", session=session)).content == "Paid."
+    late = "(The result of an earlier call of the tool refund has arrived only now: 5 paid)"
+    assert server.inputs == [[user("refund it")], [output("c1", AWAITING), user("well?")], [user(late)]]
+    assert [after is None for after in server.chained] == [True, False, False]

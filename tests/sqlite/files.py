@@ -13,10 +13,24 @@ from typing import Any, Final
 from chatflow.core.agent import Agent
 from chatflow.core.messages import Message, Role
 from chatflow.core.session import SessionContext
+from chatflow.core.tools import Tool
 from chatflow.sqlite.database import Connection, Database
 from chatflow.sqlite.store import SQLiteSessionStore
 
 SUPPORT: Final = Agent(name="Support")
+
+
+def refunding(ledger: Path) -> Agent:
+    """An agent whose refund a person has to approve, and which is written down outside of every database."""
+
+    async def refund(euros: int) -> str:
+        with ledger.open("a") as lines:
+            lines.write(f"{euros}\n")
+        return f"{euros} paid"
+
+    return Agent("Support", tools=[Tool(refund, requires_approval=True)])
+
+
 RELEASED: Final = Path(__file__).with_name("schemas")
 Write = Callable[[Connection], object]
 

@@ -32,7 +32,7 @@ from chatflow.runner import Runner
 from chatflow.sqlite import upgrade
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.chatflow_agent import writes_of
-from tests.sqlite.files import SUPPORT, held, say, until
+from tests.sqlite.files import SUPPORT, held, refunding, say, until
 
 
 def tell(value: object) -> None:
@@ -128,6 +128,29 @@ async def accept(path: str) -> None:
     """Accept a message, and be gone at the moment that it is."""
     await Runner(SUPPORT, SQLiteSessionStore(path), _Silent()).accept("s", "hello", message_id="m")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Killing:
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """Be gone in the middle of a turn."""
+        os.kill(os.getpid(), signal.SIGKILL)
+        return EngineReply()
+
+
+async def approve_and_be_gone(path: str, call_id: str, ledger: str) -> None:
+    """Approve a call, and be gone once its tool has run and its model is asked."""
+    await Runner(refunding(Path(ledger)), SQLiteSessionStore(path), _Killing()).approve("s", call_id)
+
+
+async def approve(path: str, call_id: str, ledger: str) -> None:
+    """Approve a call, at the same moment as others, and tell whether somebody else had done it."""
+    async with SQLiteSessionStore(path) as store:
+        runner = Runner(refunding(Path(ledger)), store, _Counting())
+        await store.get("s")
+        tell("ready")
+        await wait()
+        response = await runner.approve("s", call_id)
+    tell([response.content, response.duplicate])
 
 
 async def answer(path: str) -> None:
@@ -379,6 +402,8 @@ PROGRAMS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
         hold,
         ask,
         accept,
+        approve,
+        approve_and_be_gone,
         answer,
         talk,
         lock,

@@ -79,7 +79,7 @@ DAMAGE: Final = {
         sql(set_turn("work_json = 'x'")), (("turn", "turn_id 1, work_json", "not JSON"),), ("replaced",)
     ),
     "work that is none": Damage(
-        sql(set_turn("work_json = '{}'")), (("turn", "work_json", "not a message and its metadata"),), ("replaced",)
+        sql(set_turn("work_json = '{}'")), (("turn", "work_json", "neither a message nor a decision"),), ("replaced",)
     ),
     "work that is no UTF-8": Damage(
         sql(set_turn(f"work_json = {NO_UTF8}")), (("turn", "work_json", "not text in UTF-8"),), ("replaced",)

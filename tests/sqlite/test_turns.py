@@ -151,7 +151,16 @@ async def test_journal_goes_with_the_answer(store: SQLiteSessionStore, path: Pat
 # --- what can't be read ---
 
 
-@pytest.mark.parametrize("work", ["", "[]", '{"user_message": 1, "metadata": {}}', '{"user_message": "hi"}'])
+@pytest.mark.parametrize(
+    "work",
+    [
+        "",
+        "[]",
+        '{"user_message": 1, "metadata": {}}',
+        '{"user_message": "hi"}',
+        '{"decision": {"call_id": "c"}, "metadata": {}}',
+    ],
+)
 async def test_unreadable_work(
     store: SQLiteSessionStore, path: Path, caplog: pytest.LogCaptureFixture, work: str
 ) -> None:

@@ -122,7 +122,7 @@ def test_commands() -> None:
     assert set(commands) <= targets
 
 
-TURN, ORDERS, LAST_TWO_TURNS, STREAM, OWNERS = blocks(CONCEPTS, "python")
+TURN, ORDERS, LAST_TWO_TURNS, STREAM, APPROVAL, OWNERS = blocks(CONCEPTS, "python")
 
 
 async def test_turn_of_concepts() -> None:
@@ -135,6 +135,21 @@ async def test_turn_of_concepts() -> None:
         stored = await store.messages("s")
     assert [message.role for message in stored.items] == [Role.USER, Role.MODEL]
     assert session.state == {"order_id": "404"}
+
+
+async def test_approval_of_concepts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The approval on the page on concepts asks a person, runs the tool once it is approved, and prints the answer."""
+    call = ScriptedEngine.call("refund", order_id="404", euros=20)
+    support = Agent("Support", engine=ScriptedEngine([call, "20 euros are on their way."]))
+    async with SessionStore() as store:
+        names: dict[str, Any] = {"Runner": Runner, "support": support, "store": store}
+        exec("async def run():\n" + textwrap.indent(APPROVAL, "    "), names)
+        await names["run"]()
+        session = await store.get("conversation-7")
+    assert session is not None
+    assert capsys.readouterr().out == "May I refund 20 euros?\n20 euros are on their way.\n"
+    assert session.history[2].tool_results[0].content == "20 euros of order 404 are on their way."
+    assert session.metadata == {"approved_by": "Ann"}
 
 
 async def test_stream_of_concepts(capsys: pytest.CaptureFixture[str]) -> None:

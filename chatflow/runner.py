@@ -345,7 +345,7 @@ class Runner:
         session = await self.session_store.get(session_id)
         if session is None:
             raise SessionNotFoundError(session_id=session_id)
-        return await self._answer(session, await about(asked, session))
+        return await self._answer(session, about(asked, session))
 
     async def _decide_at(
         self,
@@ -360,7 +360,7 @@ class Runner:
         asked = decided(session.session_id, call_id, reason, metadata, approved=approved)
         self._take_in(session)
         await session.catch_up()
-        return await self._answer(session, await about(asked, session), strict=True)
+        return await self._answer(session, about(asked, session), strict=True)
 
     async def _answer_at(self, session: AgentSession, asked: Asked, report: Report | None = None) -> AgentResponse:
         self._take_in(session)

@@ -82,6 +82,20 @@ async def test_what_can_not_run_is_not_asked_about(reply: Scripted, said: str) -
     assert said in result.content
 
 
+async def test_unreadable_arguments_are_not_asked_about() -> None:
+    """Arguments that are no JSON are an error at once, also where the tool would run without any."""
+    ran: list[str] = []
+
+    async def forget() -> None:
+        ran.append("forget")
+
+    reply = EngineReply(tool_calls=[CALL("forget")], extra={INVALID_ARGUMENTS_KEY: {"0": "{"}})
+    agent = Agent("Support", tools=[Tool(forget, requires_approval=True)])
+    runner = Runner(agent, engine=ScriptedEngine([reply], default="done"))
+    assert (await runner.run_async("s", "hi")).content == "done"
+    assert ("not a JSON object" in results(await session_of(runner))[0].content, ran) == (True, [])
+
+
 @pytest.mark.parametrize("failures", [2, 1])
 async def test_check_that_fails(failures: int, caplog: pytest.LogCaptureFixture) -> None:
     """A check of arguments that raises anything lets nothing run, not even if it passes the second time."""

@@ -78,17 +78,16 @@ def decided(
     return Asked(decision, _frozen(session_id, metadata), None, waits=True)
 
 
-async def about(asked: Asked, session: AgentSession) -> Asked:
-    """*asked*, a decision, as one about a call of *session*.
+def about(asked: Asked, session: AgentSession) -> Asked:
+    """*asked*, a decision, as one about a call of *session*: one that waits, or was decided about.
 
     Raises:
-        ApprovalNotFoundError: No call of its id waits, and none whose decision is remembered has been answered.
+        ApprovalNotFoundError: Nobody was asked about a call of its id, as far as the history goes.
     """
     decision = asked.input
     assert isinstance(decision, Decision)
     held = find_held(session.committed.history, decision.call_id)
-    # One that was answered is asked about again only for the stored answer: a turn would find nothing to do.
-    if held is None or not (held.is_open or await session.store.is_processed(session.key, held.decision_id)):
+    if held is None:
         raise ApprovalNotFoundError(session_id=session.session_id, call_id=decision.call_id)
     return attrs.evolve(asked, claim=Claim(held.decision_id, decision, asked.metadata))
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from chatflow.core.agent import Agent
-from chatflow.core.approvals import AWAITS_APPROVAL_KEY, Decision
+from chatflow.core.approvals import AWAITS_APPROVAL_KEY, Decision, held_back
 from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineRequest
 from chatflow.core.messages import AgentResponse, Message, Role, ToolCall, ToolResult
@@ -658,8 +658,9 @@ async def test_answer_forgotten(open_store: OpenStore, monkeypatch: pytest.Monke
     assert till.paid == [5]
 
 
-async def test_cleared_while_the_decision_waits(store: StoreBackend) -> None:
-    """A decision whose call is cleared away while it waits for its turn finds nothing to run, and says so."""
+@pytest.mark.parametrize("put", [False, True])
+async def test_cleared_while_the_decision_waits(store: StoreBackend, put: bool) -> None:
+    """A decision whose call is cleared away while it waits for its turn runs nothing, not even another of that id."""
     till, errors = Till(refunds(5)), list[ApprovalNotFoundError]()
     runner = Runner(till.agent, store)
     (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
@@ -673,6 +674,10 @@ async def test_cleared_while_the_decision_waits(store: StoreBackend) -> None:
     async with anyio.create_task_group() as group, session.turn():
         await outside_started(group, approve)
         await session.clear_history()
+        if put:
+            other = Message(Role.MODEL, tool_calls=[call], agent_name="Support")
+            await session.add_message(Message(Role.USER, "refund it all"))
+            await session.add_message(held_back(other, [0], []))
     assert (len(errors), till.begun) == (1, [])
     assert await store.pending_turns() == ()
 

@@ -123,6 +123,12 @@ def test_found_by_what_a_result_would_answer() -> None:
     assert find_held(history, "b") is None
 
 
+def test_result_without_a_call() -> None:
+    """A result that belongs to no call, in a list of messages from elsewhere, answers nothing that waits."""
+    held = held_back(called("a"), [0], [])
+    assert [each.call for each in open_calls([USER, answered("b"), held, answered("b")])] == list(held.tool_calls)
+
+
 # --- decisions ---
 
 

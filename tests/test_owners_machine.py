@@ -47,7 +47,7 @@ LONG: Final = "x" * 10_000
 QUOTES: Final = "'; DROP TABLE chatflow_sessions; --\"`"
 OWNERS: Final = ("", "a", "a:b", "a\0", "A", QUOTES, LONG)
 SESSION_IDS: Final = ("c", "b:c", "\0", "c\0", QUOTES, LONG)
-MESSAGE_IDS: Final = ("m", "b:m", "\0", LONG)
+MESSAGE_IDS: Final = ("m", "b:m", "m\0", LONG)
 SERVICE_IDS: Final = ("resp_1", "resp_2")
 AT_SERVICE: Final = ("at a service", "at a service\0")
 """Ids of conversations whose history a service keeps: the engine here knows none, and can't answer in them."""

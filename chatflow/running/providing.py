@@ -44,7 +44,7 @@ class Providing:
         own = set(map(id, said))
         self._input = said[0]
         self._earlier = [message for message in self._turn.working.base.history if id(message) not in own]
-        self.said += said
+        self.said.extend(said)
 
     async def prepare(self, agent: Agent) -> Contents:
         """What *agent* is to be asked with; its providers are called the first time only."""

@@ -65,8 +65,9 @@ from chatflow.running.asked import (
 )
 from chatflow.running.asking import Asking, AskingRules
 from chatflow.running.compacting import Compactor, Summarise, as_compactor
-from chatflow.running.loop import Loop, Registry
+from chatflow.running.loop import Loop
 from chatflow.running.providing import Providing
+from chatflow.running.registry import Registry
 from chatflow.running.slots import TurnSlots, give_back_slots
 from chatflow.running.stream import RunStream
 from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure

@@ -22,7 +22,7 @@ from chatflow.exceptions import (
     SessionStateError,
 )
 from chatflow.runner import Runner
-from chatflow.running.loop import Registry
+from chatflow.running.registry import Registry
 from tests.runs import Barrier, PausingEngine, session_of, texts
 
 if TYPE_CHECKING:

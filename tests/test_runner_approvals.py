@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 from chatflow.core.agent import Agent
@@ -603,3 +604,20 @@ async def test_not_found_is_a_lookup_error() -> None:
     with pytest.raises(LookupError) as caught:
         await shop.runner.approve("s", "c")
     assert isinstance(caught.value, ApprovalNotFoundError)
+
+
+async def test_output_type() -> None:
+    """Words beside a call that waits are no answer, and not read as one, also where they come from the store."""
+
+    @attrs.frozen
+    class Refund:
+        euros: int
+
+    shop = Shop(EngineReply(text="One moment.", tool_calls=[REFUND]), '{"euros": 5}')
+    runner = Runner(Agent("Support", tools=[shop.tool], engine=shop.engine, output_type=Refund))
+    for _ in range(2):
+        response = await runner.run_async("s", "hi", message_id="m")
+        assert (response.content, response.output) == ("One moment.", None)
+    for duplicate in (False, True):
+        answer = await runner.approve("s", response.awaiting_approval[0].id)
+        assert (answer.duplicate, answer.output) == (duplicate, Refund(5))

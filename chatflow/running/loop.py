@@ -1,18 +1,21 @@
-"""The loop of one turn: ask the model, run the tools it calls, hand over, ask again, until it answers."""
+"""The loop of one turn: ask the model, run the tools it calls, hand over, ask again, until it answers.
+
+One object with all that happens in a turn, in the order in which it may happen, which is why it is long.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.approvals import Decision, HeldCall, find_held, open_calls, tokens_of
 from chatflow.core.compaction import leaving
-from chatflow.core.engine import Engine, EngineReply
+from chatflow.core.engine import EngineReply
 from chatflow.core.events import (
     AnswerRejected,
     ApprovalRequested,
@@ -32,7 +35,6 @@ from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
 from chatflow.core.usage import added
 from chatflow.core.values import EMPTY
-from chatflow.engines.litellm import LiteLLMEngine
 from chatflow.exceptions import (
     ApprovalNotFoundError,
     EngineOutputError,
@@ -45,50 +47,10 @@ from chatflow.running.asking import Asking
 from chatflow.running.batch import Batch, error_result
 from chatflow.running.compacting import Compacting, Compactor
 from chatflow.running.providing import Providing
+from chatflow.running.registry import Registry
 from chatflow.running.slots import Slot
 
 logger = logging.getLogger("chatflow.runner")
-
-
-class Registry:
-    """The agents of one runner, and what answers for them.
-
-    Nobody else's agents count, not even those that the session was given: after a restart they would be gone.
-    """
-
-    def __init__(self, starting_agent: Agent, engine: Engine | None) -> None:
-        self.starting_agent: Final = starting_agent
-        self._engine: Final = engine
-
-    def agents(self) -> dict[str, Agent]:
-        """The starting agent and all that handoffs lead to, by name, as things stand now."""
-        return self.starting_agent.reachable()
-
-    def engine_for(self, agent: Agent) -> Engine:
-        """The agent's own engine, else the runner's, else one that asks by the agent's model."""
-        return agent.engine or self._engine or _default_engine()
-
-    def with_output(self, response: AgentResponse, session_id: str) -> AgentResponse:
-        """A stored answer with its output, as the type that its agent's answers are of now; None where it is not."""
-        agent = self.agents().get(response.active_agent_name)
-        if agent is None or agent.output is None or response.stop_reason in {"approval", "not_stored"}:
-            return response
-        try:
-            return attrs.evolve(response, output=agent.output.read(response.content))
-        except Exception as error:  # noqa: BLE001  # what was answered stays answered, whatever a type makes of it now
-            logger.warning(
-                "session %s: the stored answer of agent %s is not of its output_type now (%s)",
-                shorten(session_id),
-                shorten(agent.name),
-                type(error).__name__,
-            )
-            return response
-
-
-@cache
-def _default_engine() -> Engine:
-    # One for all: it keeps nothing of whom it answers, and a runner may be made for each message.
-    return LiteLLMEngine()
 
 
 @attrs.define(kw_only=True)

@@ -46,8 +46,9 @@ class LiteLLMEngine:
     ``command-…`` Cohere. Any other name is litellm's, such as ``openrouter/meta-llama/llama-3.3-70b-instruct``.
 
     litellm takes seconds to load, so that it is loaded on first use, in a thread; `warm_up` does it beforehand. Loading
-    sets ``LITELLM_LOCAL_MODEL_COST_MAP=True`` in the environment unless it is set, or litellm would fetch a price list
-    from the network, and ``litellm.suppress_debug_info``, or it would print. litellm itself reads a ``.env`` file.
+    sets ``LITELLM_LOCAL_MODEL_COST_MAP`` and ``LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS`` in the environment to True unless
+    they are set, or litellm would fetch tables from the network, and ``litellm.suppress_debug_info``, or it would
+    print. litellm itself reads a ``.env`` file.
 
     Where a provider takes no more requests for now, does not answer in time or can't be reached, the model is asked
     again, *attempts* times in all: after a second, two, four and so on up to eight and up to a second more, or as long
@@ -326,7 +327,9 @@ class LiteLLMEngine:
 
 
 def _load() -> Any:
+    # Without these it would look for newer ones of the tables that it comes with, on the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
     litellm: Any = importlib.import_module("litellm")
     litellm.suppress_debug_info = True
     return litellm

@@ -10,7 +10,7 @@ since providers cache prompts by their beginning; only a result that comes late 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import count
 from typing import Final
 
@@ -75,6 +75,11 @@ def to_prompt(history: Sequence[Message], instructions: str | None = None, *, nu
     )
 
 
+def new_ids(taken: Container[str]) -> Iterator[str]:
+    """Ids that every provider takes, nine letters and digits; none that is in *taken* when it is given out."""
+    return (new for new in map("call{:05}".format, count(1)) if new not in taken)
+
+
 @attrs.frozen
 class _Answer:
     position: int
@@ -89,7 +94,7 @@ class _Draft:
         self.repairs: list[tuple[int, str]] = []
         self._answers: dict[CallPlace, _Answer] = {}
         self._sent_ids: set[str] = set()
-        self._new_ids = count(1)
+        self._new_ids = new_ids(self._sent_ids)
         self._long_awaited: Final[set[int]] = set()
         self._pair(history)
         self._sent_from: Final = {answer.position for answer in self._answers.values()}
@@ -184,9 +189,7 @@ class _Draft:
     def _id(self, position: int, call_id: str) -> str:
         """*call_id* itself, or a new one where it is none or was sent before."""
         if call_id in self._sent_ids or is_blank_id(call_id):
-            # Nine letters and digits are an id for every provider. Only what comes before decides which one, so that a
-            # longer history gives the same.
-            new = next(each for each in map("call{:05}".format, self._new_ids) if each not in self._sent_ids)
+            new = next(self._new_ids)  # only what comes before decides which one: a longer history gives the same
             self._repaired(position, f"the call id {shorten(call_id)} is empty or stands before; sent as {new}")
             call_id = new
         self._sent_ids.add(call_id)

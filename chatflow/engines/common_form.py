@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import hashlib
 import json
 import math
 import re
@@ -40,10 +39,7 @@ _BARE_NAMES: Final = (
 
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
-_NOT_FIRST: Final = frozenset("-0123456789")
-"""What Google wants no name to begin with."""
-
-_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+_BEGINS_A_NAME: Final = re.compile(r"[a-zA-Z_]")
 
 _WORD: Final = re.compile(r"[a-z]+(_[a-z]+)+|[A-Z]+(_[A-Z]+)*")
 
@@ -97,8 +93,9 @@ def as_json(value: Any) -> str:
 
 
 def result_text(result: ToolResult) -> str:
-    """What a tool gave back: text as it is, other values as JSON, an error marked as one."""
-    text = result.content if isinstance(result.content, str) else as_json(result.content)
+    """What a tool gave back: text as it is, blank text and other values as JSON, an error marked as one."""
+    content = result.content
+    text = content if isinstance(content, str) and content.strip() else as_json(content)
     return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
 
 
@@ -107,16 +104,9 @@ def function_name(name: str) -> str:
 
     A model may make up a tool's name, and in the history no provider takes back what it would not have taken first.
     """
+    # Gemini looks at how a name begins too, and Bedrock wants a letter there.
     plain = _NOT_IN_A_NAME.sub("_", name) or "unknown"
-    return (plain if plain[0] not in _NOT_FIRST else f"_{plain}")[:64]
-
-
-def call_id(id_: str) -> str:
-    """A call's id as every provider takes it, the same for the same id."""
-    # Other providers' ids may hold points and colons, which Anthropic refuses, and OpenAI takes 40 letters.
-    if _ID.fullmatch(id_):
-        return id_
-    return f"call_{hashlib.sha256(id_.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+    return (plain if _BEGINS_A_NAME.match(plain) else f"tool{plain}")[:64]
 
 
 def arguments_of(raw: str) -> FrozenDict | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from chatflow.core.engine import EngineReply
@@ -23,6 +21,7 @@ from chatflow.core.messages import (
 from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.tools import Tool
 from chatflow.core.values import thaw
+from chatflow.engines.call_ids import SIGNATURE, with_ids_for
 from chatflow.engines.common_form import (
     INVALID_ARGUMENTS_KEY,
     PROVIDER_KEY,
@@ -31,7 +30,6 @@ from chatflow.engines.common_form import (
     as_json,
     audio_format,
     base64_text,
-    call_id,
     counts,
     data_uri,
     function_name,
@@ -40,6 +38,7 @@ from chatflow.engines.common_form import (
     result_text,
     text_or_mark,
 )
+from chatflow.engines.gemini_form import gemini_text, is_for_gemini, with_equal_calls_apart
 from chatflow.engines.thoughts import AFTER_KEY, Beginning
 from chatflow.exceptions import EngineUnavailableError, shorten
 
@@ -50,13 +49,6 @@ _NOT_SENT_BACK: Final = frozenset({"annotations", "audio", "images", "refusal"})
 """Fields that models answer with and that requests do not have."""
 
 
-_DROP_EQUAL_CALLS: Final = frozenset({"gemini", "vertex_ai"})
-"""For these litellm leaves out a call that equals another one of the same message, and keeps the results of both."""
-
-_TELLS_CALLS_APART: Final = re.compile(r"gemini-([3-9]|[1-9]\d)")
-"""Models whose calls have ids, so that no two are equal."""
-
-
 def to_litellm_messages(
     messages: Iterable[Message], model: str, tools: Iterable[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
@@ -64,19 +56,18 @@ def to_litellm_messages(
 
     A tool's message becomes one for each result: text as it is, other values as JSON (what JSON lacks as readable
     text), an error marked as one. A user's or model's message without text gets one that says so; a system message
-    without text is left out. Signed thoughts stand where they fit: see `thoughts`.
+    without text is left out. Calls have ids that the provider takes. Signed thoughts stand where they fit: see
+    `thoughts`.
     """
     sent: list[dict[str, Any]] = []
     beginning: Beginning | None = None
-    messages = tuple(messages)
-    if any(AFTER_KEY in message.extra for message in messages):
+    ready = with_ids_for(model, messages)
+    if any(AFTER_KEY in message.extra for message in ready):
         beginning = Beginning(tools)
-    for message in messages:
-        forms = all_sendable(_sent(message, provider_of(model)))
+    for message in ready:
+        forms = all_sendable(_sent(message, model))
         sent.extend(forms if beginning is None else beginning.fitting(forms, message.extra.get(AFTER_KEY)))
-    if provider_of(model) in _DROP_EQUAL_CALLS and not _TELLS_CALLS_APART.search(model):
-        sent = list(_with_equal_calls_apart(sent))
-    return sent
+    return list(with_equal_calls_apart(sent, model)) if is_for_gemini(model) else sent
 
 
 def to_litellm_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -110,8 +101,8 @@ def from_litellm_response(response: Any, model: str) -> EngineReply:
         args = arguments_of(raw)
         if args is None:
             invalid[str(position)] = raw
-        fields = given(call, "id", "type", "index", "function")
-        calls.append(ToolCall(id=_call_id(call, fields), name=function.get("name") or "", args=args or {}))
+        id_, fields = _unsigned(call.get("id") or "", given(call, "id", "type", "index", "function"))
+        calls.append(ToolCall(id=id_, name=function.get("name") or "", args=args or {}))
         inner = given(function, "name", "arguments")
         call_fields.append({**fields, "function": inner} if inner else fields)
     extra = given(message, "role", "content", "tool_calls", "function_call")
@@ -134,13 +125,13 @@ def from_litellm_response(response: Any, model: str) -> EngineReply:
     )
 
 
-def _sent(message: Message, provider: str) -> list[dict[str, Any]]:
+def _sent(message: Message, model: str) -> list[dict[str, Any]]:
     if message.role is Role.USER:
         return [{"role": "user", "content": _user_content(message)}]
     if message.role is Role.MODEL:
-        return [_assistant(message, provider)]
+        return [_assistant(message, provider_of(model))]
     if message.role is Role.TOOL:
-        return [_tool_message(result) for result in message.tool_results]
+        return [_tool_message(result, model) for result in message.tool_results]
     return [{"role": "system", "content": message.text}] if message.text.strip() else []
 
 
@@ -182,44 +173,15 @@ def _assistant(message: Message, provider: str) -> dict[str, Any]:
     return sent
 
 
-def _with_equal_calls_apart(sent: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same messages, one with equal calls as several, of which each is answered before the next."""
-    answers = {message["tool_call_id"]: message for message in sent if message["role"] == "tool"}
-    moved: set[str] = set()
-    for message in sent:
-        groups = _groups_without_equals(message.get("tool_calls") or ())
-        if len(groups) < 2:
-            if message.get("tool_call_id") not in moved:
-                yield message
-            continue
-        for number, group in enumerate(groups):
-            beside = message if number == 0 else {"role": "assistant", "content": None}
-            yield {**beside, "tool_calls": group}
-            for id_ in (call["id"] for call in group if call["id"] in answers):
-                moved.add(id_)
-                yield answers[id_]
-
-
-def _groups_without_equals(calls: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The calls in as few groups as it takes, each in order."""
-    groups: list[list[dict[str, Any]]] = []
-    seen: list[tuple[str, Any]] = []
-    for call in calls:
-        said = (call["function"]["name"], json.loads(call["function"]["arguments"]))
-        place = seen.count(said)
-        seen.append(said)
-        groups += [[]] * (place == len(groups))
-        groups[place] = [*groups[place], call]
-    return groups
-
-
 def _call(call: ToolCall, theirs: Mapping[str, Any]) -> dict[str, Any]:
     function = {**theirs.get("function", {}), "name": function_name(call.name), "arguments": as_json(call.args)}
-    return {**theirs, "id": call_id(call.id), "type": "function", "function": function}
+    return {**theirs, "id": call.id, "type": "function", "function": function}
 
 
-def _tool_message(result: ToolResult) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id(result.tool_call_id), "content": result_text(result)}
+def _tool_message(result: ToolResult, model: str) -> dict[str, Any]:
+    text = result_text(result)
+    shown = gemini_text(result, text) if is_for_gemini(model) else text
+    return {"role": "tool", "tool_call_id": result.tool_call_id, "content": shown}
 
 
 def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,9 +189,11 @@ def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dic
     return {"type": "function", "function": function}
 
 
-def _call_id(call: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    # litellm writes Gemini's signatures, thousands of letters, into ids too; the ids are stored more than once
-    id_: str = call.get("id") or ""
-    plain, _, signature = id_.partition("__thought__")
+def _unsigned(id_: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A call's id without a signature, and its fields with it."""
+    # litellm writes Gemini's signatures, thousands of letters, into ids too: no other provider would take those
+    plain, _, signature = id_.partition(SIGNATURE)
+    if not signature:
+        return id_, fields
     kept: Mapping[str, Any] = fields.get("provider_specific_fields") or {}
-    return plain if signature and kept.get("thought_signature") == signature else id_
+    return plain, {**fields, "provider_specific_fields": {"thought_signature": signature, **kept}}

@@ -17,18 +17,17 @@ from chatflow.core.messages import (
     Part,
     Role,
     TextPart,
-    ToolResult,
     UnknownPart,
 )
 from chatflow.core.tools import Tool
 from chatflow.core.values import thaw
+from chatflow.engines.call_ids import with_ids_for
 from chatflow.engines.common_form import (
     PROVIDER_KEY,
     all_sendable,
     as_json,
     audio_format,
     base64_text,
-    call_id,
     data_uri,
     function_name,
     provider_of,
@@ -76,8 +75,6 @@ _ONLY_IN_COMPLETIONS: Final = frozenset(
 )
 """Settings that litellm would leave out without a word."""
 
-_LONGEST_ID: Final = 64
-
 _OF_THE_ENGINE: Final = frozenset({"background", "conversation", "input", "instructions", "previous_response_id"})
 
 
@@ -100,13 +97,16 @@ def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
     text gets one that says so, as does a model's without text and calls.
     """
     items: list[dict[str, Any]] = []
-    for message in messages:
+    for message in with_ids_for(model, messages):
         if message.role is Role.USER:
             items.append({"role": "user", "content": _user_content(message)})
         elif message.role is Role.MODEL:
             items.extend(_said(message, provider_of(model)))
         elif message.role is Role.TOOL:
-            items.extend(_output(result) for result in message.tool_results)
+            items.extend(
+                {"type": "function_call_output", "call_id": result.tool_call_id, "output": result_text(result)}
+                for result in message.tool_results
+            )
     return all_sendable(items)
 
 
@@ -189,18 +189,9 @@ def _said(message: Message, provider: str) -> Iterator[dict[str, Any]]:
         elif item["type"] == "function_call":
             call = next(calls)
             name, arguments = function_name(call.name), as_json(call.args)
-            yield {"type": "function_call", "call_id": _call_id(call.id), "name": name, "arguments": arguments}
+            yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
         else:
             yield item
-
-
-def _output(result: ToolResult) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": _call_id(result.tool_call_id), "output": result_text(result)}
-
-
-def _call_id(id_: str) -> str:
-    # One that the service has given stays as it is: it has the call under that.
-    return id_ if len(id_) <= _LONGEST_ID else call_id(id_)
 
 
 def _order_of(message: Message, provider: str) -> list[dict[str, Any]]:

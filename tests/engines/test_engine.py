@@ -164,6 +164,8 @@ def test_calls_and_results() -> None:
     ("content", "expected"),
     [
         ("plain text", "plain text"),
+        ("", '""'),
+        (" \n", r'" \n"'),
         (None, "null"),
         (True, "true"),
         ([1, 2.5], "[1, 2.5]"),
@@ -251,7 +253,9 @@ def test_parts(part: Part, expected: dict[str, Any]) -> None:
     assert to_litellm_messages([Message(Role.USER, [part])], "gpt-4o") == [{"role": "user", "content": [expected]}]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("a.b c", "a_b_c"), ("", "unknown"), ("n" * 70, "n" * 64)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a.b c", "a_b_c"), ("", "unknown"), ("n" * 70, "n" * 64), ("21st", "tool21st")]
+)
 def test_made_up_tool_name(name: str, expected: str) -> None:
     """A tool name that a model made up is sent back in a form that providers accept."""
     sent = to_litellm_messages(answered(ToolCall(id="c1", name=name)), "gpt-4o")
@@ -321,12 +325,14 @@ def test_invalid_arguments(raw: str) -> None:
     assert reply.extra == {INVALID_ARGUMENTS_KEY: {"1": raw}}
 
 
-@pytest.mark.parametrize(("kept", "expected"), [({"thought_signature": "sig"}, "c1"), ({}, "c1__thought__sig")])
-def test_signature_in_an_id(kept: dict[str, str], expected: str) -> None:
-    """A thought signature that litellm puts into a call's id is taken out where it is kept beside it."""
+@pytest.mark.parametrize("kept", [{"thought_signature": "sig"}, {}])
+def test_signature_in_an_id(kept: dict[str, str]) -> None:
+    """A signature that litellm wrote into an id stands in *extra*, and the id is the plain one."""
     message = tool_calls(("c1__thought__sig", "look_up", "{}"))
     message["tool_calls"][0]["provider_specific_fields"] = kept
-    assert from_litellm_response(response(message), "gemini-2.5-flash").tool_calls[0].id == expected
+    reply = from_litellm_response(response(message), "gemini-2.5-flash")
+    assert reply.tool_calls[0].id == "c1"
+    assert reply.extra[CALL_FIELDS_KEY] == [{"provider_specific_fields": {"thought_signature": "sig"}}]
 
 
 def test_blank_provider_fields() -> None:

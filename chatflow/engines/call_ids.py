@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from operator import is_
 from typing import Final
 
 import attrs
 
-from chatflow.core.messages import Message, Role, ToolCall, ToolResult
+from chatflow.core.messages import Message, ToolCall, ToolResult
 from chatflow.core.prompt import new_ids
 from chatflow.engines.common_form import litellm_name
 
@@ -49,14 +50,12 @@ def with_ids_for(model: str, messages: Iterable[Message]) -> list[Message]:
     def answering(result: ToolResult) -> ToolResult:
         id_ = ids.get(result.tool_call_id, result.tool_call_id)
         sent.add(id_)
-        return attrs.evolve(result, tool_call_id=id_)
+        return result if id_ == result.tool_call_id else attrs.evolve(result, tool_call_id=id_)
 
     found: list[Message] = []
     for message in messages:
-        if message.role is Role.MODEL and message.tool_calls:
-            found.append(attrs.evolve(message, tool_calls=map(named, message.tool_calls)))
-        elif message.role is Role.TOOL:
-            found.append(attrs.evolve(message, tool_results=map(answering, message.tool_results)))
-        else:
-            found.append(message)
+        calls, results = [*map(named, message.tool_calls)], [*map(answering, message.tool_results)]
+        if not all(map(is_, (*calls, *results), (*message.tool_calls, *message.tool_results))):
+            message = attrs.evolve(message, tool_calls=calls, tool_results=results)  # noqa: PLW2901  # the same, renamed
+        found.append(message)
     return found

@@ -46,7 +46,16 @@ def test_equal_calls(args: tuple[Any, ...], expected: list[list[str]]) -> None:
     assert told == [ids for step in expected for ids in (step, step)]
 
 
-@pytest.mark.parametrize("model", [NEW, "gpt-4o"])
+def test_equal_calls_without_results() -> None:
+    """A call without a result is told apart too, and what follows stays where it was."""
+    question, calling, results = asked(1, 0, 1)
+    fewer = Message(Role.TOOL, tool_results=results.tool_results[:2])
+    sent = to_litellm_messages([question, calling, fewer, Message(Role.MODEL, "Sent."), Message(Role.USER, "Hm.")], OLD)
+    assert steps(sent[:-2]) == [["c0", "c1"], ["c0", "c1"], ["c2"], []]
+    assert [message["content"] for message in sent[-2:]] == ["Sent.", "Hm."]
+
+
+@pytest.mark.parametrize("model", [NEW, "gemini/gemini-10-flash", "gpt-4o"])
 def test_equal_calls_with_ids(model: str) -> None:
     """A model that sees ids is told equal calls as they were made."""
     assert steps(to_litellm_messages(asked(1, 1), model)) == [["c0", "c1"], ["c0", "c1"]]

@@ -5,7 +5,6 @@ import decimal
 import json
 import logging
 import math
-import re
 import subprocess
 import sys
 import uuid
@@ -253,9 +252,7 @@ def test_parts(part: Part, expected: dict[str, Any]) -> None:
     assert to_litellm_messages([Message(Role.USER, [part])], "gpt-4o") == [{"role": "user", "content": [expected]}]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("a.b c", "a_b_c"), ("", "unknown"), ("n" * 70, "n" * 64), ("21st", "tool21st")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("a.b c", "a_b_c"), ("", "unknown"), ("n" * 70, "n" * 64)])
 def test_made_up_tool_name(name: str, expected: str) -> None:
     """A tool name that a model made up is sent back in a form that providers accept."""
     sent = to_litellm_messages(answered(ToolCall(id="c1", name=name)), "gpt-4o")
@@ -416,57 +413,13 @@ def test_provider_fields_go_back() -> None:
     }
 
 
-@pytest.mark.parametrize("id_", ["functions.look_up:0", "x" * 41, "\udc00", "a b"])
-def test_ids_of_other_providers(id_: str) -> None:
-    """An id that only the provider that made it takes is sent as another one, the same in call and result."""
-    call = ToolCall(id=id_, name="look_up")
-    _, calling, result = to_litellm_messages(answered(call), "claude-sonnet-4-5")
-    (sent,) = calling["tool_calls"]
-    assert sent["id"] == result["tool_call_id"]
-    assert re.fullmatch(r"call_[0-9a-f]{24}", sent["id"])
-    assert sent == to_litellm_messages(answered(call), "gpt-4o")[1]["tool_calls"][0]
-
-
-@pytest.mark.parametrize("id_", ["call_1", "toolu_01-a", "x" * 40])
-def test_ids_that_all_take(id_: str) -> None:
-    """An id that every provider takes is sent as it is."""
-    _, calling, result = to_litellm_messages(answered(ToolCall(id=id_, name="look_up")), "gpt-4o")
-    assert calling["tool_calls"][0]["id"] == result["tool_call_id"] == id_
-
-
-@pytest.mark.parametrize(("name", "sent"), [("404", "_404"), ("-x", "_-x"), ("9" * 64, "_" + "9" * 63), ("é!", "__")])
+@pytest.mark.parametrize(
+    ("name", "sent"), [("404", "tool404"), ("-x", "tool-x"), ("9" * 64, "tool" + "9" * 60), ("é!", "__")]
+)
 def test_names_that_google_refuses(name: str, sent: str) -> None:
     """A name that a model has made up begins as Google wants names to begin."""
     _, calling, _ = to_litellm_messages(answered(ToolCall(id="c1", name=name)), "gemini-2.5-flash")
     assert calling["tool_calls"][0]["function"]["name"] == sent
-
-
-def equal_calls() -> list[Message]:
-    """A message with calls of which the first and the last are the same, one without a result; and what follows."""
-    calls = [ToolCall(id=f"c{number}", name="look_up", args={"n": number % 2}) for number in range(3)]
-    question, calling, results = answered(*calls, extra={"reasoning_content": "Hm.", PROVIDER_KEY: "gemini"})
-    results = Message(Role.TOOL, tool_results=results.tool_results[:2])
-    return [question, calling, results, Message(Role.MODEL, "Sent."), Message(Role.USER, "Thanks.")]
-
-
-def test_equal_calls() -> None:
-    """For older Gemini models, of whose equal calls litellm would send one, each is answered before the next."""
-    sent = to_litellm_messages(equal_calls(), "gemini-2.5-flash")
-    assert [message["role"] for message in sent] == [
-        *("user", "assistant", "tool", "tool", "assistant", "assistant", "user")
-    ]
-    assert [[call["id"] for call in sent[place]["tool_calls"]] for place in (1, 4)] == [["c0", "c1"], ["c2"]]
-    assert [message["tool_call_id"] for message in sent[2:4]] == ["c0", "c1"]
-    assert sent[1]["reasoning_content"] == "Hm."
-    assert set(sent[4]) == {"role", "content", "tool_calls"}
-
-
-@pytest.mark.parametrize("model", ["gemini-3-pro-preview", "gemini/gemini-10-flash", "gpt-4o", "claude-opus-4-6"])
-def test_equal_calls_with_ids(model: str) -> None:
-    """Where equal calls have ids that tell them apart they stay together."""
-    sent = to_litellm_messages(equal_calls(), model)
-    assert [call["id"] for call in sent[1]["tool_calls"]] == ["c0", "c1", "c2"]
-    assert len(sent) == 6
 
 
 def test_stand_ins_have_different_names() -> None:

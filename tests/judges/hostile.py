@@ -15,7 +15,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from chatflow.core.messages import MODEL_KEY, ImagePart, Message, Part, Role, TextPart, ToolCall, ToolResult, UnknownPart
+from chatflow.core.messages import (
+    MODEL_KEY,
+    ImagePart,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+)
 from chatflow.core.pruning import prune
 from chatflow.engines.common_form import PROVIDER_KEY
 from chatflow.engines.litellm_form import CALL_FIELDS_KEY

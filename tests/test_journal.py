@@ -285,7 +285,7 @@ def _before(base: Snapshot, pending: dict[str, Any]) -> Snapshot:
 
 
 def _shown(working: Working) -> object:
-    commit = working.commit(1, 1, None, None)
+    commit = working.commit(1, 1, None, None, hands_on=False)
     return (
         working.agent_name,
         exactly(working.values),

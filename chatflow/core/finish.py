@@ -17,8 +17,9 @@ async def finish(operation: Coroutine[Any, Any, _T]) -> _T:
 
     An error of the operation goes before a cancellation: whoever cancelled is not told of it.
     """
-    task = asyncio.ensure_future(operation)
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(operation)
+    ended: asyncio.Future[None] = loop.create_future()
     # Not the task itself: a cancellation of whoever waits would be handed on to it.
     task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:

@@ -98,7 +98,10 @@ class Handle:
     def member_turn(self) -> Turn | None:
         """The open turn of this conversation that the running code belongs to."""
         # Not the one that runs now: a turn that was overtaken keeps its members until it ends.
-        return next((turn for turn in open_turns() if turn.session is self), None)
+        for turn in open_turns():
+            if turn.session is self:
+                return turn
+        return None
 
     @property
     def _working(self) -> Working | None:

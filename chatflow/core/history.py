@@ -89,6 +89,10 @@ class History(Sequence[Message]):
         """The messages after the system messages, from the one at *index* among them on."""
         return tuple(self._body[self._low + index : self._high])
 
+    def body_before(self, index: int) -> tuple[Message, ...]:
+        """The messages after the system messages, up to the one at *index* among them."""
+        return tuple(self._body[self._low : self._low + index])
+
     def grows_from(self, earlier: History, cut: int) -> bool:
         """Whether this is *earlier* less *cut* messages at the front of its body, with nothing but additions since."""
         kept = earlier.body_from(cut)

@@ -72,11 +72,11 @@ def recording(working: object) -> Generator[list[Deed]]:
         _recorded.reset(token)
 
 
-def record(working: object, deed: Deed) -> None:
-    """Note what was done to that working copy, if anybody records it."""
+def record(working: object, what: Done, **facts: Any) -> None:
+    """Note that this `Deed` was done to that working copy, if anybody records it."""
     for recorded, deeds in _recorded.get():
         if recorded is working:
-            deeds.append(deed)
+            deeds.append(Deed(what=what, **facts))
 
 
 class Journal:

@@ -21,7 +21,8 @@ before_waiting: ContextVar[Callable[[], None] | None] = ContextVar("chatflow_bef
 
 def open_turns() -> tuple[Turn, ...]:
     """The open turns that the running code belongs to, outermost first."""
-    return tuple(turn for turn in _memberships.get() if turn.is_open)
+    joined = _memberships.get()
+    return tuple([turn for turn in joined if turn.is_open]) if joined else ()
 
 
 def refuse_left_over(session: Handle) -> None:

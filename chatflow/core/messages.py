@@ -149,6 +149,8 @@ class ToolResult:
 
 
 def _role(value: Role | str) -> Role:
+    if type(value) is Role:  # a look-up by value takes as long as the rest of a message
+        return value
     try:
         return Role(value)
     except ValueError:
@@ -178,6 +180,8 @@ def _each(kind: type[_T], items: Iterable[_T], path: str) -> tuple[_T, ...]:
 
 def _calls(items: Iterable[ToolCall], field: attrs.Attribute[Any]) -> tuple[ToolCall, ...]:
     # Frozen here and not in ToolCall, so that a refusal can name the path from the message on.
+    if items == ():
+        return ()
     return tuple(
         ToolCall(id=call.id, name=call.name, args=freeze_mapping(call.args, f"{field.name}[{index}].args"))
         for index, call in enumerate(_each(ToolCall, items, field.name))
@@ -185,6 +189,8 @@ def _calls(items: Iterable[ToolCall], field: attrs.Attribute[Any]) -> tuple[Tool
 
 
 def _results(items: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
+    if items == ():
+        return ()
     return tuple(
         ToolResult(
             tool_call_id=result.tool_call_id,
@@ -197,6 +203,8 @@ def _results(items: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
 
 
 def _utc(value: dt.datetime) -> dt.datetime:
+    if type(value) is dt.datetime and value.tzinfo is dt.UTC and not value.fold:
+        return value
     if not isinstance(value, dt.datetime):
         raise TypeError(f"timestamp must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:

@@ -427,7 +427,7 @@ class Commit:
     changes_service: bool
     claim: Claim | None
     response: AgentResponse | None
-    hands_on: bool = False
+    hands_on: bool
 
     @property
     def changes_session(self) -> bool:

@@ -472,9 +472,7 @@ class Turn:
     async def _commit(self, session: AgentSession, working: Working) -> bool:
         assert self.turn_id is not None
         front_stays = working.front_stays
-        commit = attrs.evolve(
-            working.commit(self.turn_id, self.attempt, self.claim, self.response), hands_on=self.hands_on
-        )
+        commit = working.commit(self.turn_id, self.attempt, self.claim, self.response, hands_on=self.hands_on)
         session.refuse_deleted()
         if commit.changes_session or commit.claim is not None:
             return await finish(self._write(commit, front_stays=front_stays))

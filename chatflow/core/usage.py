@@ -27,13 +27,13 @@ class Usage:
 
 def added(total: object, counts: Mapping[str, Any]) -> FrozenDict:
     """*total* with *counts* added, also those in mappings inside; what is no number is left out."""
-    summed = dict(cast("Mapping[str, Any]", total)) if isinstance(total, Mapping) else {}
+    summed: dict[str, Any] = {**cast("dict[str, Any]", total)} if isinstance(total, dict) else {}
     for name, count in counts.items():
         before = summed.get(name)
-        if isinstance(count, Mapping):
-            summed[name] = added(before, cast("Mapping[str, Any]", count))
-        elif _is_number(count):
+        if _is_number(count):
             summed[name] = count + before if _is_number(before) else count
+        elif isinstance(count, Mapping):
+            summed[name] = added(before, cast("Mapping[str, Any]", count))
     return FrozenDict(summed)
 
 

@@ -100,18 +100,18 @@ class Working:
         """Set one key of metadata or state, or remove it."""
         if value is REMOVED:
             del self.values[kind][key]
-            record(self, Deed(what="remove", kind=kind, key=key))
+            record(self, "remove", kind=kind, key=key)
         else:
             self.values[kind][key] = value
-            record(self, Deed(what="set", kind=kind, key=key, value=value))
+            record(self, "set", kind=kind, key=key, value=value)
 
     def set_inside(self, key: str, inner: str, value: Any) -> None:
         """Set one key of the mapping that the state has under *key*, or remove it."""
         self._put_inside(key, inner, value)
         if value is REMOVED:
-            record(self, Deed(what="remove", kind="state", key=key, inner=inner))
+            record(self, "remove", kind="state", key=key, inner=inner)
         else:
-            record(self, Deed(what="set", kind="state", key=key, inner=inner, value=value))
+            record(self, "set", kind="state", key=key, inner=inner, value=value)
 
     def _put_inside(self, key: str, inner: str, value: Any) -> None:
         state = self.values["state"]
@@ -124,7 +124,7 @@ class Working:
     def hand_to(self, agent_name: str) -> None:
         """Let another agent answer from now on."""
         self.agent_name = agent_name
-        record(self, Deed(what="agent", value=agent_name))
+        record(self, "agent", value=agent_name)
 
     def add(self, message: Message, session_id: str) -> None:
         """Add *message*, or change nothing and say why."""
@@ -141,7 +141,7 @@ class Working:
                 shorten(session_id),
                 message.role.value,
             )
-        record(self, Deed(what="add", message=message))
+        record(self, "add", message=message)
 
     def go_on_at_service(self, session: ServiceSession, since: int | None = None) -> None:
         """Note the session that a service's reply has come to, which is the last message now.
@@ -185,7 +185,7 @@ class Working:
         self.window = Window(self.window.end)
         self._front = self.window.start
         self._restored = True
-        record(self, Deed(what="clear"))
+        record(self, "clear")
 
     def compact(self, start: int, summary: Message) -> None:
         """Have *summary* stand for all before the position *start*, in the place of a summary that was there before."""
@@ -245,7 +245,7 @@ class Working:
         snapshot = self.snapshot()
         number = max(self._marks, default=0) + 1
         self._marks[number] = snapshot
-        record(self, Deed(what="mark", value=number))
+        record(self, "mark", value=number)
         return snapshot
 
     def _first(self) -> Snapshot:
@@ -270,7 +270,7 @@ class Working:
         """Go back to exactly *snapshot*: one that `mark` gave, or the state that the turn began with."""
         self.go_back(snapshot)
         number = next((number for number, marked in self._marks.items() if marked is snapshot), 0)
-        record(self, Deed(what="restore", value=number))
+        record(self, "restore", value=number)
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Undo all that was done since *snapshot*, which `snapshot` gave, as if it had never been."""
@@ -289,7 +289,7 @@ class Working:
         """Go back to the first *length* messages of the history."""
         count = len(self.history) - length
         self._drop(count)
-        record(self, Deed(what="drop", value=count))
+        record(self, "drop", value=count)
 
     def _drop(self, count: int) -> None:
         messages = self.window.history()
@@ -326,10 +326,11 @@ class Working:
         """Prune, and return what was spent on messages that are gone then."""
         before, start = self.window.history(), self.window.start
         self.window.trim(self.max_turns)
-        first = before.system_count
-        return spent_on(before[first : first + self.window.start - start], self.spent)
+        return spent_on(before.body_before(self.window.start - start), self.spent)
 
-    def commit(self, turn_id: int, attempt: int, claim: Claim | None, response: AgentResponse | None) -> Commit:
+    def commit(
+        self, turn_id: int, attempt: int, claim: Claim | None, response: AgentResponse | None, *, hands_on: bool
+    ) -> Commit:
         """The difference to the last commit, pruned."""
         base = self.base
         spent = self._trim()
@@ -381,4 +382,5 @@ class Working:
             changes_service=service != base.service,
             claim=claim,
             response=response,
+            hands_on=hands_on,
         )

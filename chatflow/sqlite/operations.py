@@ -162,6 +162,11 @@ def expiry(now: str, expires_after: float | None) -> str | None:
         moment = dt.datetime.fromisoformat(now) + dt.timedelta(seconds=expires_after)
     except OverflowError:
         return None  # dates end before
+    return text_of(moment)
+
+
+def text_of(moment: dt.datetime) -> str:
+    """A moment as it is stored: always with microseconds, so that the order of the texts is that of the moments."""
     return moment.isoformat(timespec="microseconds")
 
 

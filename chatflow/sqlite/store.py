@@ -63,11 +63,6 @@ def _utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-def _text(moment: dt.datetime) -> str:
-    # Always with microseconds, so that the order of the texts is that of the moments.
-    return moment.isoformat(timespec="microseconds")
-
-
 class SQLiteSessionStore(StoreBackend):
     """Conversations in an SQLite file, or in memory.
 
@@ -132,7 +127,7 @@ class SQLiteSessionStore(StoreBackend):
         held = tuple(turn.leaving for turn in self.turns if turn.turn_id is not None)
         database = self._take_database()
         if database is not None:
-            at = At(database.holder, _text(self._clock()), self._expired_before())
+            at = self._at_in(database)
             if release_database(database):
                 await database.close()
             elif held:
@@ -159,7 +154,7 @@ class SQLiteSessionStore(StoreBackend):
             return self._opened
 
     def _expired_before(self) -> str:
-        return _text(self._clock() - dt.timedelta(hours=self.dedup_ttl_hours))
+        return operations.text_of(self._clock() - dt.timedelta(hours=self.dedup_ttl_hours))
 
     # --- conversations ---
 
@@ -169,7 +164,7 @@ class SQLiteSessionStore(StoreBackend):
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Insert, or merge the metadata."""
-        return await self._write(operations.create, key, new, _text(self._clock()))
+        return await self._write(operations.create, key, new, operations.text_of(self._clock()))
 
     async def delete_session(self, key: Key) -> tuple[int, ...] | None:
         """Delete; the messages and turns cascade."""
@@ -194,7 +189,10 @@ class SQLiteSessionStore(StoreBackend):
     # --- turns ---
 
     def _at(self) -> At:
-        return At(self._database.holder, _text(self._clock()), self._expired_before())
+        return self._at_in(self._database)
+
+    def _at_in(self, database: Database) -> At:
+        return At(database.holder, operations.text_of(self._clock()), dt.timedelta(hours=self.dedup_ttl_hours))
 
     async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         """Look the claim up, insert the row or take the message's own, start what may run."""
@@ -282,7 +280,7 @@ class SQLiteSessionStore(StoreBackend):
     async def mark_processed(self, scope: Key, message_id: str) -> bool:
         """Claim the id."""
         return await self._write(
-            operations.mark, scope, message_id, None, None, _text(self._clock()), self._expired_before()
+            operations.mark, scope, message_id, None, None, operations.text_of(self._clock()), self._expired_before()
         )
 
     async def purge_processed(self, limit: int) -> int:
@@ -296,9 +294,10 @@ class SQLiteSessionStore(StoreBackend):
     ) -> Purged:
         """Read a slice in the order of moments or of commits, and delete what may go."""
         assert after is None or isinstance(after, PurgeProgress)
-        now = self._clock()
-        idle_before = None if idle_for is None else _text(now - dt.timedelta(seconds=idle_for))
-        return await self._write(purge_sessions, owner, idle_before, _text(now), after or PurgeProgress(), limit)
+        moment = self._clock()
+        now = operations.text_of(moment)
+        idle_before = None if idle_for is None else operations.text_of(moment - dt.timedelta(seconds=idle_for))
+        return await self._write(purge_sessions, owner, idle_before, now, after or PurgeProgress(), limit)
 
     async def hide_owner(self, owner: str) -> Hidden:
         """Delete the turns, and rename the rest."""
@@ -348,4 +347,4 @@ class SQLiteSessionStore(StoreBackend):
     async def mend(self, after: object | None) -> Part[Repair]:
         """Read a slice, and write what it needs, an operation for each conversation."""
         assert after is None or isinstance(after, Progress)
-        return await mend_next(self._in_use(), after, _text(self._clock()))
+        return await mend_next(self._in_use(), after, operations.text_of(self._clock()))

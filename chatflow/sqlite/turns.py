@@ -53,7 +53,12 @@ class At:
 
     holder: str
     now: str
-    expired_before: str
+    ttl: dt.timedelta
+
+    @property
+    def expired_before(self) -> str:
+        """When an id must have been processed to be forgotten by now."""
+        return operations.text_of(dt.datetime.fromisoformat(self.now) - self.ttl)
 
     def rows(self, connection: Connection) -> SqliteRows:
         """The rows, for the rules."""

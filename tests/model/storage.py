@@ -271,7 +271,7 @@ class Sqlite(Storage):
 
     @contextmanager
     def _operation(self, holder: str) -> Iterator[turns.At]:
-        at = turns.At(holder, self.clock().isoformat(timespec="microseconds"), "")
+        at = turns.At(holder, self.clock().isoformat(timespec="microseconds"), dt.timedelta(days=1))
         self.connection.execute("BEGIN")
         # What the operating system would say of a holder's process.
         with patch("chatflow.sqlite.rows.is_gone", self._is_gone):

@@ -86,9 +86,12 @@ def _write_float(value: float) -> Any:
 
 
 def _write_dict(value: Mapping[Any, Any]) -> Any:
-    if all(map(is_plain_key, value)):
-        return {key: encode(item) for key, item in value.items()}
-    return _envelope("dict", [[encode(key), encode(item)] for key, item in value.items()])
+    written: dict[str, Any] = {}
+    for key, item in value.items():
+        if not is_plain_key(key):
+            return _envelope("dict", [[encode(key), encode(item)] for key, item in value.items()])
+        written[key] = encode(item)
+    return written
 
 
 def _write_list(value: Iterable[Any]) -> list[Any]:

@@ -27,7 +27,8 @@ class Usage:
 
 def added(total: object, counts: Mapping[str, Any]) -> FrozenDict:
     """*total* with *counts* added, also those in mappings inside; what is no number is left out."""
-    summed: dict[str, Any] = {**cast("dict[str, Any]", total)} if isinstance(total, dict) else {}
+    known = cast("Mapping[str, Any]", total) if isinstance(total, dict) else EMPTY
+    summed: dict[str, Any] = dict(known)
     for name, count in counts.items():
         before = summed.get(name)
         if _is_number(count):

@@ -97,7 +97,7 @@ def freeze(value: Any, path: str = "") -> Any:
 
 def freeze_mapping(value: Mapping[str, Any], path: str) -> FrozenDict:
     """`freeze` for what must be a mapping with string keys, such as a call's arguments."""
-    if type(value) is not dict and not isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
         raise UnstorableValueError(path=path, reason=f"a mapping is needed here, not {type(value).__name__}")
     for key in value:
         if not isinstance(key, str):

@@ -14,6 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatflow.core.codec import (
+    _build_message,
+    _read,
     message_from_json,
     message_to_json,
     response_from_json,
@@ -35,11 +37,13 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.quick import usual_message
 from chatflow.core.values import MARK, MAX_DEPTH, freeze, freeze_mapping
 from chatflow.exceptions import SessionFormatError
 from tests import strategies
 from tests.strategies import exactly
 
+CALLED = ToolCall(id="2", name="look")
 USER = {"role": "user", "content": "hello", "timestamp": "2026-01-02T03:04:05+00:00"}
 
 
@@ -297,6 +301,49 @@ def test_bytes_are_read() -> None:
     assert message_from_json(json.dumps(USER).encode()).content == "hello"
 
 
+def nested(levels: int) -> Any:
+    """That many lists around nothing."""
+    value: Any = None
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+# --- the shorter way ---------------------------------------------------------------------------------------------
+
+
+def same_both_ways(text: str) -> None:
+    """What the shorter way reads, the converter reads too, and the same."""
+    quick = usual_message(text)
+    if quick is not None:
+        assert exactly(quick) == exactly(_read(text, _build_message))
+        assert hash(quick.role) == hash(Role(quick.role))
+
+
+@given(strategies.messages())
+def test_shorter_way_reads_the_same(message: Message) -> None:
+    """A message that is read without the converter is what the converter would have read."""
+    same_both_ways(message_to_json(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("user", "hi"),
+        Message("system", "Be brief."),
+        Message("model", "hello", agent_name="Support", usage={"prompt_tokens": 5}, extra={"reasoning": "short"}),
+        Message("model", tool_calls=[ToolCall(id="1", name="look", args={"a": [1, {"b": None}]}), CALLED]),
+        Message("tool", tool_results=[ToolResult(tool_call_id="1", name="look", content={"a": [{"b": 1.5}]})]),
+        Message("tool", tool_results=[ToolResult(tool_call_id="1", name="look", content="no", is_error=True)]),
+    ],
+    ids=["user", "system", "model", "calls", "result", "error"],
+)
+def test_shorter_way_reads_the_usual(message: Message) -> None:
+    """Messages as most are need no converter, and nobody can change what is in them."""
+    quick = usual_message(message_to_json(message))
+    assert exactly(quick) == exactly(message)
+
+
 # --- what is no message ------------------------------------------------------------------------------------------
 
 CALL = {"id": "1", "name": "look", "args": {}}
@@ -344,6 +391,22 @@ def test_fault_is_named(change: dict[str, Any], path: str, reason: str) -> None:
     found_path, found_reason = fault(USER | change)
     assert found_path == path
     assert reason in found_reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"agent_name": 5},
+        {"role": "model", "tool_calls": [5]},
+        {"role": "tool", "tool_results": [5]},
+        {"role": "tool", "tool_results": [RESULT | {"name": None}]},
+        {"extra": {"a": nested(MAX_DEPTH)}},
+    ],
+    ids=["agent_name", "call", "result", "name", "depth"],
+)
+def test_shorter_way_leaves_faults_to_the_converter(change: dict[str, Any]) -> None:
+    """What is no message is none by the shorter way either."""
+    assert usual_message(json.dumps(USER | change)) is None
 
 
 @pytest.mark.parametrize("data", [None, [], "user", 5, [USER]], ids=json.dumps)
@@ -494,6 +557,7 @@ def damaged_data(draw: st.DrawFn) -> Any:
 
 def reads_or_refuses(text: str) -> None:
     """*text* is read as a message that can be written and read again, or refused as it should be."""
+    same_both_ways(text)
     try:
         message = message_from_json(text)
     except SessionFormatError:

@@ -31,6 +31,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.quick import usual_message
 from chatflow.core.service import ServiceStep
 from chatflow.core.values import FrozenDict, freeze, freeze_mapping, join
 from chatflow.exceptions import SessionFormatError, UnstorableValueError, shorten
@@ -220,7 +221,7 @@ def message_from_json(text: str | bytes) -> Message:
     Raises:
         SessionFormatError: The text is no such message; the error names the path.
     """
-    return _read(text, _build_message)
+    return usual_message(text) or _read(text, _build_message)
 
 
 def _build_message(data: Any) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Callable
+from itertools import count, takewhile
 from typing import Any, Final, LiteralString, TypeVar
 
 import attrs
@@ -110,14 +111,23 @@ def _load_history(
     if known is not None and known.start <= start:
         body += known.history.body_from(start - known.start)
     new = {"system_place": system_place(system_start) + len(systems), "place": start + len(body)}
-    for place, text in _rows_of(key, session_key, statements.LOAD_MESSAGES, new, connection):
-        is_system = isinstance(place, int) and place < 0
-        expected = system_place(system_start) + len(systems) if is_system else start + len(body)
-        if place != expected:
-            row = f"chatflow_messages, session_key {session_key}, place {expected}"
-            raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
-        (systems if is_system else body).append(reading.message(key.session_id, session_key, place, text))
+    rows = _rows_of(key, session_key, statements.LOAD_MESSAGES, new, connection)
+    systems_found = sum(1 for _ in takewhile(lambda row: isinstance(row[0], int) and row[0] < 0, rows))
+    for kept, expected, found in (
+        (systems, new["system_place"], rows[:systems_found]),
+        (body, new["place"], rows[systems_found:]),
+    ):
+        _refuse_gaps(key, session_key, expected, [place for place, _ in found])
+        kept += [reading.message(key.session_id, session_key, place, text) for place, text in found]
     return History(systems, len(systems), body, 0, len(body)), start, system_start
+
+
+def _refuse_gaps(key: Key, session_key: int, expected: int, places: list[int]) -> None:
+    if places == [*range(expected, expected + len(places))]:
+        return
+    missing = next(place for place, found in zip(count(expected), places, strict=False) if place != found)
+    row = f"chatflow_messages, session_key {session_key}, place {missing}"
+    raise CorruptSessionError(session_id=key.session_id, row=row, reason="the row is missing")
 
 
 def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snapshot:

@@ -12,6 +12,7 @@ from chatflow.core.codec import entry_from_json, message_from_json, response_fro
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import check_max_turns
+from chatflow.core.quick import usual_message
 from chatflow.core.records import LONGEST_SPAN
 from chatflow.core.rows import State
 from chatflow.core.service import ServiceSession
@@ -106,12 +107,9 @@ def _spent_from_json(value: str) -> FrozenDict:
 
 def message(session_id: str, session_key: int, place: object, value: object) -> Message:
     """A message's column."""
-    # The way of every message of every conversation: its row is named only when it can't be read.
-    if isinstance(value, str):
-        try:
-            return message_from_json(value)
-        except SessionFormatError:
-            pass
+    usual = usual_message(value)
+    if usual is not None:
+        return usual
     row = f"chatflow_messages, session_key {session_key}, place {shown(place)}"
     return _parsed(session_id, row, value, message_from_json)
 

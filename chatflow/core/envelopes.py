@@ -16,7 +16,7 @@ import zoneinfo
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Final, TypeVar, cast
 
-from chatflow.core.values import MARK, FrozenDict, FrozenList, is_plain, is_plain_key, join, step
+from chatflow.core.values import MARK, FrozenDict, FrozenList, has_plain_keys, is_plain, join, step
 from chatflow.exceptions import SessionFormatError, shorten
 
 _T = TypeVar("_T")
@@ -86,12 +86,9 @@ def _write_float(value: float) -> Any:
 
 
 def _write_dict(value: Mapping[Any, Any]) -> Any:
-    written: dict[str, Any] = {}
-    for key, item in value.items():
-        if not is_plain_key(key):
-            return _envelope("dict", [[encode(key), encode(item)] for key, item in value.items()])
-        written[key] = encode(item)
-    return written
+    if has_plain_keys(value):
+        return {key: encode(item) for key, item in value.items()}
+    return _envelope("dict", [[encode(key), encode(item)] for key, item in value.items()])
 
 
 def _write_list(value: Iterable[Any]) -> list[Any]:

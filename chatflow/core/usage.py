@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, Final, cast
 
 import attrs
 
@@ -31,15 +31,14 @@ def added(total: object, counts: Mapping[str, Any]) -> FrozenDict:
     summed: dict[str, Any] = dict(known)
     for name, count in counts.items():
         before = summed.get(name)
-        if _is_number(count):
-            summed[name] = count + before if _is_number(before) else count
+        if type(count) in _NUMBERS:
+            summed[name] = count + before if type(before) in _NUMBERS else count
         elif isinstance(count, Mapping):
             summed[name] = added(before, cast("Mapping[str, Any]", count))
     return FrozenDict(summed)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_NUMBERS: Final = frozenset({int, float})
 
 
 def spent_on(messages: Iterable[Message], before: FrozenDict = EMPTY) -> FrozenDict:

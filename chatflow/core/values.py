@@ -122,9 +122,12 @@ def is_plain(text: str) -> bool:
     return True
 
 
-def is_plain_key(key: object) -> bool:
-    """Whether a dict that has *key* can be written as an object."""
-    return type(key) is str and key != MARK and is_plain(key)
+def has_plain_keys(value: Mapping[Any, Any]) -> bool:
+    """Whether a dict can be written as an object."""
+    try:
+        return MARK not in value and is_plain("".join(value))
+    except TypeError:
+        return False
 
 
 def step(path: str, key: object) -> str:
@@ -182,7 +185,7 @@ def _freeze(value: object, place: _Place, depth: int) -> Any:
 
 def _freeze_dict(value: dict[Any, Any], place: _Place, depth: int) -> FrozenDict:
     # A dict with other keys than plain strings is written as a list of pairs, which takes three levels instead of one.
-    inside = depth + (1 if all(map(is_plain_key, value)) else 3)
+    inside = depth + (1 if has_plain_keys(value) else 3)
     frozen: dict[Any, Any] = {}
     for key, item in value.items():
         here = (place, key)

@@ -43,8 +43,8 @@ One module for all of them, which is why it is long: a reader looks an error up 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 
 class ChatflowError(Exception):
@@ -69,6 +69,25 @@ def shorten(value: object, limit: int = 80) -> str:
         return text
     half = (limit - 3) // 2
     return f"{text[:half]}...{text[-half:]}"
+
+
+def cut(text: str, limit: int) -> str:
+    """*text*, or as much of its beginning as *limit* characters hold, with dots."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def listed(names: Collection[str], limit: int = 300) -> str:
+    """*names* with commas between them, as many as *limit* characters hold, and how many more there are."""
+    shown: list[str] = []
+    for name in names:
+        limit -= len(name) + 2
+        if limit < 0:
+            break
+        shown.append(name)
+    left = len(names) - len(shown)
+    if not shown:
+        return f"{left} with long names" if left else "none"
+    return ", ".join(shown) + (f" and {left} more" if left else "")
 
 
 class UnstorableValueError(ChatflowError, TypeError):
@@ -503,6 +522,10 @@ class ToolError(ChatflowError):
         super().__init__(message)
 
 
+_LONGEST_PROBLEMS: Final = 500
+"""Characters that the problems with a call's arguments have together."""
+
+
 class ToolArgumentError(ToolError):
     """A model called a tool with arguments that the tool does not take; the tool was not run.
 
@@ -515,9 +538,14 @@ class ToolArgumentError(ToolError):
 
     def __init__(self, *, tool: str, problems: Mapping[str, str]) -> None:
         self.problems = dict(problems)
-        shown = [f"{argument}: {problem}" for argument, problem in list(self.problems.items())[:10]]
-        if len(self.problems) > len(shown):
-            shown.append(f"and {len(self.problems) - len(shown)} more")
+        shown: list[str] = []
+        for argument, problem in self.problems.items():
+            # A model may have made up both, and pays for every character.
+            text = f"{cut(argument, 60)}: {cut(problem, 150)}"
+            if sum(map(len, shown)) + len(text) > _LONGEST_PROBLEMS:
+                shown.append(f"and {len(self.problems) - len(shown)} more")
+                break
+            shown.append(text)
         super().__init__(f"tool {tool} can't be called with these arguments: {'; '.join(shown)}", tool=tool)
 
 

@@ -45,6 +45,7 @@ from chatflow.exceptions import (
     TurnInsideTurnError,
     UnmatchedToolResultError,
     UnstorableValueError,
+    listed,
     shorten,
 )
 
@@ -221,7 +222,21 @@ def test_value_without_a_path() -> None:
 
 
 def test_only_the_first_problems_are_listed() -> None:
-    """A call with many wrong arguments lists ten problems and says how many more there are; the fact has them all."""
-    error = ToolArgumentError(tool="look", problems={f"a{number}": "wrong" for number in range(12)})
-    assert str(error).endswith("a9: wrong; and 2 more")
+    """A call with many wrong arguments lists some problems and says how many more there are; the fact has them all."""
+    error = ToolArgumentError(tool="look", problems={f"a{number}": "wrong" * 20 for number in range(12)})
+    assert str(error).endswith("a3: " + "wrong" * 20 + "; and 8 more")
     assert len(error.problems) == 12
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], "none"),
+        (["a", "b"], "a, b"),
+        (["abc"] * 10, "abc, abc, abc, abc and 6 more"),
+        (["abc" * 10] * 2, "2 with long names"),
+    ],
+)
+def test_listed_names(names: list[str], expected: str) -> None:
+    """Names are listed as far as there is room, and the others are counted."""
+    assert listed(names, 20) == expected

@@ -6,6 +6,7 @@ import decimal
 import enum
 import functools
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -408,10 +409,39 @@ def test_missing_and_unknown_arguments_are_told_together() -> None:
 
 
 async def test_refusal_stays_short(context: ToolContext) -> None:
-    """Of many faults the message shows ten and counts the others."""
-    with pytest.raises(ToolArgumentError, match=r"x\[9\]: [^;]*; and 90 more$") as caught:
+    """Of many faults the message shows the first few and counts the others."""
+    with pytest.raises(ToolArgumentError, match=r"x\[5\]: [^;]*; and 94 more$") as caught:
         await declare("x: list[int]").invoke({"x": ["a"] * 100}, context)
     assert len(caught.value.problems) == 100
+
+
+@pytest.mark.parametrize(
+    ("parameters", "args"),
+    [
+        ("x: int", {"y" * 10_000: 1}),
+        ("x: int = 1", {f"{number}": 1 for number in range(10_000)}),
+        ("x: dict[str, int]", {"x": {"k" * 10_000: "a", "l" * 10_000: "b"}}),
+        ("x: Literal[" + ", ".join(f"'{'v' * 60}{number}'" for number in range(100)) + "]", {"x": "a" * 100_000}),
+        (", ".join(f"parameter_{number}: int = 1" for number in range(200)), {"x": 1}),
+        ("x: list[list[int]]", {"x": [[["a"] * 1000] * 100] * 10}),
+    ],
+    ids=["long name", "many names", "long keys", "many choices", "many parameters", "many places"],
+)
+async def test_refusal_of_hostile_arguments_stays_short(
+    context: ToolContext, parameters: str, args: dict[str, Any]
+) -> None:
+    """Whatever a model has sent, and however much, the message for it is of a few hundred characters."""
+    with pytest.raises(ToolArgumentError) as caught:
+        await declare(parameters).invoke(args, context)
+    assert len(str(caught.value)) < 700
+    assert re.search(r"arguments: (?!and ).*: ", str(caught.value))
+
+
+async def test_unknown_argument_of_a_tool_with_many(context: ToolContext) -> None:
+    """Of many parameters the first are named to a model that has made one up, and the others counted."""
+    parameters = ", ".join(f"parameter_{number}: int = 1" for number in range(200))
+    with pytest.raises(ToolArgumentError, match=r"y: unknown; the tool takes parameter_0, .* and 193 more$"):
+        await declare(parameters).invoke({"y": 1}, context)
 
 
 async def test_tool_without_parameters_refuses_arguments(context: ToolContext) -> None:

@@ -22,7 +22,7 @@ import attrs
 from chatflow.core.inspection import bound_by_partial, namespaces, read_docstring, resolve, without_partial
 from chatflow.core.schemas import path_of, schema_generator, without_titles
 from chatflow.core.values import thaw
-from chatflow.exceptions import ToolArgumentError, ToolError, shorten
+from chatflow.exceptions import ToolArgumentError, ToolError, listed, shorten
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -67,6 +67,8 @@ class Tool:
     Parameters may be of any type that pydantic can check and describe; one without an annotation takes anything. One
     annotated `ToolContext` is filled in, and what `functools.partial` bound stays bound; a model sees neither.
     ``*args`` and ``**kwargs`` are refused: a model could not know what to send.
+
+    It may return any value that a message can hold, parts among them (`ToolResult`), or a `Handoff`.
 
     Decorating a method in a class makes the tool of each instance: ``Agent(tools=[warehouse.look_up])``.
 
@@ -263,7 +265,7 @@ class Tool:
         return schema
 
     def _bind(self, args: Mapping[str, Any], context: ToolContext | None) -> inspect.BoundArguments:
-        known = ", ".join(self._parameters) or "no arguments"
+        known = listed(self._parameters, 100) if self._parameters else "no arguments"
         problems = {str(name): f"unknown; the tool takes {known}" for name in args if name not in self._parameters}
         values: dict[str, Any] = dict.fromkeys(self._context_names, context)
         for name, parameter in self._parameters.items():

@@ -7,13 +7,14 @@ import datetime as dt
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from chatflow.core.messages import AudioPart, FilePart, ImagePart, ToolResult
 from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.values import FrozenDict, freeze_mapping
-from chatflow.exceptions import UnstorableValueError
+from chatflow.exceptions import UnstorableValueError, cut, shorten
 
 _T = TypeVar("_T")
 
@@ -110,11 +111,43 @@ def function_name(name: str) -> str:
 
 
 def arguments_of(raw: str) -> FrozenDict | None:
-    """A call's arguments from the text that the model wrote, or None if it is no JSON object that can be kept."""
+    """A call's arguments from the text that the model wrote, or None if `parse_arguments` refuses it."""
     try:
-        return freeze_mapping(json.loads(raw.strip() or "{}"), "args")
-    except (ValueError, RecursionError, UnstorableValueError):
+        return parse_arguments(raw)
+    except ValueError:
         return None
+
+
+def parse_arguments(raw: str) -> FrozenDict:
+    """A call's arguments from the text that the model wrote.
+
+    Raises:
+        ValueError: It is no JSON object, or one that leaves it open what is meant; the error tells the model why, in a
+            line or two.
+    """
+    try:
+        found = json.loads(
+            raw if raw.strip() else "{}", object_pairs_hook=_object, parse_float=_number, parse_constant=_no_number
+        )
+        if not isinstance(found, dict):
+            raise ValueError(f"they are {_KINDS[type(found)]}")  # noqa: TRY004, TRY301  # a model's doing, not a caller's
+        return freeze_mapping(cast("dict[str, Any]", found), "")
+    except RecursionError as error:
+        raise ValueError("they nest too deeply") from error
+    except UnstorableValueError as error:
+        raise ValueError(cut(error.reason, 150)) from error
+    except ValueError as error:
+        raise ValueError(cut(str(error), 150)) from error
+
+
+_KINDS: Final = {
+    type(None): "null",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+}
 
 
 def data_uri(part: ImagePart | AudioPart | FilePart, default: str) -> str:
@@ -153,6 +186,25 @@ def counts(usage: Mapping[str, Any]) -> dict[str, Any]:
 def plain_code(code: object) -> str | None:
     """The provider's word for what is wrong, where it is a mere word: a text could quote the prompt or the key."""
     return code if isinstance(code, str) and _WORD.fullmatch(code) else None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shorten(twice)} stands in them twice")
+    return found
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {cut(text, 40)} is too large")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number in JSON")
 
 
 def _is_blank(value: Any) -> bool:

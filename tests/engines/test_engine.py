@@ -305,9 +305,15 @@ def test_usage() -> None:
 
 def test_reply_with_calls() -> None:
     """Calls come in the order given, with their arguments; none given are none."""
-    message = tool_calls(("c1", "look_up", '{"order_id": "404"}'), ("c2", "look_up", ""))
+    message = tool_calls(
+        ("c1", "look_up", '{"order_id": "404"}'), ("c2", "look_up", ""), ("c3", "look_up", ' {"a": [1.5, {}]} ')
+    )
     reply = from_litellm_response(response(message), "gpt-4o")
-    assert reply.tool_calls == (CALL, ToolCall(id="c2", name="look_up", args={}))
+    assert reply.tool_calls == (
+        CALL,
+        ToolCall(id="c2", name="look_up", args={}),
+        ToolCall(id="c3", name="look_up", args={"a": [1.5, {}]}),
+    )
     assert reply.extra == {}
 
 

@@ -347,16 +347,17 @@ def _refused_message(message: Mapping[str, Any], path: str, thinks: bool) -> str
     if content is None and not (role == "assistant" and calls):
         return f"Invalid value for 'content': expected a string, got null. - '{path}.content'"
     if isinstance(content, list):
-        return next(filter(None, (_refused_part(part, f"{path}.content") for part in content)), None)
+        return next(filter(None, (_refused_part(part, role, f"{path}.content") for part in content)), None)
     if calls is not None and not calls:
         return f"[] is too short - '{path}.tool_calls'"
     return next(filter(None, (_refused_call(call, f"{path}.tool_calls", thinks) for call in calls or ())), None)
 
 
-def _refused_part(part: Mapping[str, Any], path: str) -> str | None:
+def _refused_part(part: Mapping[str, Any], role: str, path: str) -> str | None:
     kind = part.get("type")
-    if kind not in _PARTS:
-        return f"Invalid value: '{kind}'. Supported values are: {sorted(_PARTS)}. - '{path}'"
+    taken = set(_PARTS) if role == "user" else {"text"}
+    if kind not in taken:
+        return f"Invalid value: '{kind}'. Supported values are: {sorted(taken)}. - '{path}'"
     inner = part[kind] if kind != "text" else {"text": part["text"]}
     unknown = set(inner) - _PARTS[kind]
     if unknown:

@@ -296,6 +296,9 @@ _PARTS: Final[Mapping[str, set[str]]] = {
     "input_audio": {"input_audio"},
     "input_file": {"file_data", "file_id", "file_url", "filename"},
 }
+_IN_OUTPUTS: Final = {"input_text", "input_image", "input_file"}
+"""What a call's result may hold."""
+
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -350,8 +353,12 @@ def _item_faults(item: Mapping[str, Any], path: str) -> Iterator[str]:
         yield f"Invalid '{path}.call_id': string of wrong length. Expected a string with 1 to 64 characters."
     if not _NAME.fullmatch(item.get("name", "name")):
         yield f"Invalid '{path}.name': string does not match pattern. Expected '^[a-zA-Z0-9_-]+$'."
-    if not all(isinstance(item.get(name, ""), str) for name in ("arguments", "output")):
-        yield f"Invalid type for '{path}': expected a string"
+    if not isinstance(item.get("arguments", ""), str):
+        yield f"Invalid type for '{path}.arguments': expected a string"
+    if not isinstance(item.get("output", ""), str | list):
+        yield f"Invalid type for '{path}.output': expected a string or an array"
+    if isinstance(item.get("output"), list):
+        yield from _part_faults(item["output"], _IN_OUTPUTS, f"{path}.output")
     if kind == "reasoning" and not item.get("encrypted_content") and not item.get("content"):
         yield f"Item with id '{item.get('id')}' not found."
 
@@ -362,13 +369,18 @@ def _message_faults(item: Mapping[str, Any], path: str) -> Iterator[str]:
         yield f"Invalid value: '{role}'. - '{path}'"
     if "phase" in item and role != "assistant":
         yield f"Unknown parameter: '{path}.phase'."
-    for part in content if isinstance(content, list) else ():
+    if isinstance(content, list):
+        yield from _part_faults(content, set() if role == "assistant" else set(_PARTS), f"{path}.content")
+
+
+def _part_faults(parts: Sequence[Mapping[str, Any]], kinds: set[str], path: str) -> Iterator[str]:
+    for part in parts:
         kind = part["type"]
-        if kind not in _PARTS or role == "assistant":
-            yield f"Invalid value: '{kind}'. - '{path}.content'"
-        yield from _unknown(part, {"type", *_PARTS.get(kind, ())}, f"{path}.content")
+        if kind not in kinds:
+            yield f"Invalid value: '{kind}'. - '{path}'"
+        yield from _unknown(part, {"type", *_PARTS.get(kind, ())}, path)
         if "file_data" in part:
-            yield from _missing(part, {"filename"}, f"{path}.content")
+            yield from _missing(part, {"filename"}, path)
 
 
 def _tool_faults(tool: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from chatflow.core.messages import (
     Handoff,
     ImagePart,
     Message,
+    Part,
     Role,
     TextPart,
     ToolCall,
@@ -127,7 +128,7 @@ mappings: Final = st.dictionaries(keys, values, max_size=3)
 def envelopes(body: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Objects that say they are envelopes."""
     kinds = ["str", "int", "float", "dict", "tuple", "set", "bytes", "datetime", "date", "timedelta", "uuid", "decimal"]
-    return st.fixed_dictionaries({MARK: st.sampled_from([*kinds, "none", 1]), "v": body})
+    return st.fixed_dictionaries({MARK: st.sampled_from([*kinds, "parts", "none", 1]), "v": body})
 
 
 json_values: Final = st.recursive(
@@ -150,6 +151,11 @@ def _unknown_part(name: str, fields: dict[str, Any]) -> UnknownPart:
     return UnknownPart(name, {**{key: value for key, value in fields.items() if key != "type"}, "unheard-of": None})
 
 
+def _in_a_list(drawn: tuple[Part, list[Part | str]]) -> list[Part | str]:
+    part, others = drawn
+    return [*others[:1], part, *others[1:]]
+
+
 media_sources: Final = st.one_of(
     st.fixed_dictionaries({"url": text}, optional={"media_type": text}),
     st.fixed_dictionaries({"data": st.binary(max_size=8)}, optional={"media_type": text}),
@@ -163,8 +169,10 @@ parts: Final = st.one_of(
 )
 contents: Final = st.one_of(st.none(), text, st.lists(parts, max_size=3))
 tool_calls: Final = st.builds(ToolCall, id=st.one_of(ids, text), name=text, args=mappings)
+result_contents: Final = st.one_of(values, parts, st.tuples(parts, st.lists(parts | text, max_size=2)).map(_in_a_list))
+"""Values, and parts in every form that is taken for them."""
 tool_results: Final = st.builds(
-    ToolResult, tool_call_id=st.one_of(ids, text), name=text, content=values, is_error=st.booleans()
+    ToolResult, tool_call_id=st.one_of(ids, text), name=text, content=result_contents, is_error=st.booleans()
 )
 handoffs: Final = st.builds(Handoff, target_agent_name=text, reason=st.none() | text, context_updates=mappings)
 responses: Final = st.builds(

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from chatflow.core.codec import (
     _build_message,
     _read,
+    message_from_data,
     message_from_json,
+    message_to_data,
     message_to_json,
     response_from_json,
     response_to_json,
@@ -37,6 +39,7 @@ from chatflow.core.messages import (
     ToolResult,
     UnknownPart,
 )
+from chatflow.core.plain import plain_copy
 from chatflow.core.quick import usual_message
 from chatflow.core.values import MARK, MAX_DEPTH, freeze, freeze_mapping
 from chatflow.exceptions import SessionFormatError
@@ -232,6 +235,58 @@ def test_unknown_fields_are_kept() -> None:
         "own": 1,
     }
     assert message_from_json(message_to_json(message)) == message
+
+
+def test_parts_of_a_result_stand_in_an_envelope() -> None:
+    """A result's parts are written as a message's are, in an envelope that no value of a user's can be taken for."""
+    result = ToolResult(tool_call_id="1", name="look", content=["a", ImagePart(data=b"png", media_type="image/png")])
+    message = Message("tool", tool_results=[result], timestamp=strategies.LONG_AGO)
+    (written,) = json.loads(message_to_json(message))["tool_results"]
+    assert written["content"] == {
+        MARK: "parts",
+        "v": [
+            {"type": "text", "text": "a"},
+            {"type": "image", "data": {MARK: "bytes", "v": "cG5n"}, "media_type": "image/png"},
+        ],
+    }
+    assert message_from_json(message_to_json(message)) == message
+
+
+@pytest.mark.parametrize("name", DEEPEST)
+def test_deepest_part_of_a_result_comes_back(name: str) -> None:
+    """The deepest fields that a part may have are written, and read back, also where the part stands in a result."""
+    value: Any = dt.date(2026, 1, 2)
+    deepest: Any = None
+    for _ in range(MAX_DEPTH + 1):
+        try:
+            deepest = UnknownPart("deep", {"a": value})
+        except TypeError:
+            break
+        value = DEEPEST[name](value)
+    message = Message("tool", tool_results=[ToolResult(tool_call_id="1", name="look", content=deepest)])
+    assert exactly(message_from_json(message_to_json(message))) == exactly(message)
+    assert exactly(message_from_data(plain_copy([[message_to_data(message)]], 10**6)[0][0])) == exactly(message)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({MARK: "parts", "v": []}, ""),
+        ({MARK: "parts"}, ""),
+        ({MARK: "parts", "v": [{"type": "text", "text": "a"}], "more": 1}, ""),
+        ({MARK: "parts", "v": 5}, ""),
+        ({MARK: "parts", "v": ["a"]}, ".v[0]"),
+        ({MARK: "parts", "v": [{"type": "text", "text": "a"}, {"type": "image"}]}, ".v[1]"),
+        ({MARK: "parts", "v": [{"type": "hologram", "a": {MARK: "parts", "v": [{"type": "text"}]}}]}, ".v[0].a"),
+        ([{MARK: "parts", "v": [{"type": "text", "text": "a"}]}], "[0]"),
+    ],
+    ids=repr,
+)
+def test_envelope_of_parts_that_is_none(body: Any, path: str) -> None:
+    """What stands in an envelope of parts and is none, or such an envelope elsewhere, is refused by its path."""
+    results = [{"tool_call_id": "1", "name": "look", "content": body}]
+    found, _ = fault(USER | {"role": "tool", "content": None, "tool_results": results})
+    assert found == f"tool_results[0].content{path}"
 
 
 def test_unknown_fields_of_results_are_kept() -> None:

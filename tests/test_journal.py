@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chatflow.core.codec import entry_from_json, entry_to_json
 from chatflow.core.journal import Deed, Entry, Journal, recording
-from chatflow.core.messages import Message, Role, ToolResult
+from chatflow.core.messages import Message, Role, ToolResult, freeze_result
 from chatflow.core.pruning import Window
 from chatflow.core.records import Snapshot
 from chatflow.core.values import FrozenDict, freeze
@@ -22,7 +22,7 @@ from tests.strategies import calls, exactly, results, says
 
 
 def _kept(result: ToolResult) -> ToolResult:
-    return attrs.evolve(result, content=freeze(result.content, "content"))
+    return attrs.evolve(result, content=freeze_result(result.content, "content"))
 
 
 deeds: Final = st.one_of(

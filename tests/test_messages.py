@@ -12,18 +12,20 @@ import pytest
 from hypothesis import given
 
 from chatflow.core import messages
+from chatflow.core.codec import message_from_json, message_to_json
 from chatflow.core.messages import (
     AgentResponse,
     FilePart,
     ImagePart,
     Message,
+    Part,
     Role,
     TextPart,
     ToolCall,
     ToolResult,
     UnknownPart,
 )
-from chatflow.core.values import EMPTY, FrozenDict, FrozenList
+from chatflow.core.values import EMPTY, MARK, FrozenDict, FrozenList, freeze
 from chatflow.exceptions import UnstorableValueError
 from tests import strategies
 from tests.strategies import LONG_AGO, exactly
@@ -381,3 +383,79 @@ def test_value_that_cannot_be_kept_is_refused_by_path(name: str) -> None:
     with pytest.raises(UnstorableValueError) as caught:
         make()
     assert caught.value.path == path
+
+
+# --- parts in results ---
+
+PNG = ImagePart(data=b"png", media_type="image/png")
+
+
+def kept(content: Any) -> ToolResult:
+    """A result of this content, as a message keeps it."""
+    return Message(Role.TOOL, tool_results=[ToolResult(tool_call_id="c", name="look", content=content)]).tool_results[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (PNG, (PNG,)),
+        ([PNG], (PNG,)),
+        (("Front:", PNG), (TextPart("Front:"), PNG)),
+        ([TextPart("only text")], (TextPart("only text"),)),
+        ([UnknownPart("hologram", {"of": [1]}), "a"], (UnknownPart("hologram", {"of": [1]}), TextPart("a"))),
+    ],
+    ids=["a part", "a list", "a tuple with text", "text as a part", "of an unknown kind"],
+)
+def test_parts_of_a_result(content: Any, expected: tuple[Part, ...]) -> None:
+    """A part, or a list or tuple of parts and text with at least one part, is kept as a tuple of parts."""
+    result = kept(content)
+    assert result.content == result.parts == expected
+    assert kept(result.content) == result
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        (),
+        ["a", "b"],
+        ("a",),
+        "text",
+        None,
+        {"type": "image", "data": b"png"},
+        [{"type": "image", "url": "https://pictures.example/1"}],
+        {MARK: "parts", "v": [{"type": "text", "text": "a"}]},
+    ],
+    ids=repr,
+)
+def test_values_that_are_no_parts(content: Any) -> None:
+    """Lists of text, and a user's own dicts that look like parts, stay what they are, also when they are written."""
+    result = kept(content)
+    assert (result.content, result.parts) == (content, ())
+    assert exactly(result.content) == exactly(freeze(content))
+    message = Message(Role.TOOL, tool_results=[result], timestamp=LONG_AGO)
+    assert exactly(message_from_json(message_to_json(message))) == exactly(message)
+
+
+def test_part_inside_a_value() -> None:
+    """A part elsewhere in a value is one like any other attrs instance: it becomes a dict of its fields."""
+    assert kept({"picture": TextPart("a")}).content == {"picture": {"text": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "place"), [([PNG, 5], 1), (({"a": 1}, PNG), 0), ([PNG, "a", [PNG]], 2)], ids=["int", "dict", "list"]
+)
+def test_something_else_among_parts(content: Any, place: int) -> None:
+    """What is neither a part nor text can't stand in a list in which a part does; the error names its place."""
+    with pytest.raises(UnstorableValueError, match="neither a part nor text") as caught:
+        kept(content)
+    assert caught.value.path == f"tool_results[0].content[{place}]"
+
+
+def test_parts_of_a_result_are_frozen() -> None:
+    """A result's parts belong to the message: a list that is changed later changes nothing, and a hash can be taken."""
+    content = [PNG, "a"]
+    result = kept(content)
+    content.append("b")
+    assert result.parts == (PNG, TextPart("a"))
+    assert hash(result) == hash(kept([PNG, "a"]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chatflow.core.codec import entry_from_json, entry_to_json, values_from_json, values_to_json
 from chatflow.core.journal import Entry
-from chatflow.core.messages import Message, Role, ToolCall, ToolResult
+from chatflow.core.messages import ImagePart, Message, Role, TextPart, ToolCall, ToolResult
 from chatflow.core.prompt import INTERRUPTED
 from chatflow.core.service import ServiceSession, ServiceStep, digest_of, id_key
 from chatflow.core.service_prompt import to_service_prompt
@@ -182,3 +182,40 @@ def test_nothing_seen() -> None:
     history = [says(Role.SYSTEM, "Be brief."), says(Role.USER, "one"), calls("c1"), results("c1")]
     assert sent(history, 1)[:2] == ["Be brief.", "one"]
     assert len(sent(history, 1)) == 4
+
+
+def test_late_result_with_a_picture() -> None:
+    """A result of an earlier call that holds a picture comes as a user's message that holds it."""
+    picture = ImagePart(data=b"png", media_type="image/png")
+    history = [
+        Message(Role.USER, "a"),
+        Message(Role.MODEL, tool_calls=[ToolCall(id=id_, name="look") for id_ in ("1", "2")]),
+        Message(Role.USER, "b"),
+        Message(Role.MODEL, "yes?"),
+        Message(
+            Role.TOOL,
+            tool_results=[
+                ToolResult(tool_call_id="1", name="look", content=["Front:", picture]),
+                ToolResult(tool_call_id="2", name="look", content={"a": 1}),
+            ],
+        ),
+    ]
+    (late,) = to_service_prompt(history, 4).messages
+    begun = "(The result of an earlier call of the tool look has arrived only now"
+    assert late.role is Role.USER
+    assert late.content == (
+        TextPart(f"{begun}, and follows)"),
+        TextPart("Front:"),
+        picture,
+        TextPart(f'{begun}: {{"a":1}})'),
+    )
+
+
+def test_digest_of_parts_in_results() -> None:
+    """Messages whose results hold other pictures have another digest."""
+
+    def digest(data: bytes) -> str:
+        result = ToolResult(tool_call_id="1", name="look", content=ImagePart(data=data))
+        return digest_of([Message(Role.TOOL, tool_results=[result])])
+
+    assert digest(b"a") == digest(b"a") != digest(b"b")

@@ -34,6 +34,13 @@ def said_by_part(part: Any) -> object:
     return kind, exactly(freeze(fields))
 
 
+def said_by_result(content: Any) -> object:
+    """What a result's content says."""
+    if isinstance(content, dict) and content.get(MARK) == "parts":
+        return [said_by_part(part) for part in content["v"]]
+    return meaning(content)
+
+
 def said_by_message(data: dict[str, Any]) -> object:
     """What a message in the form says, by the codec's rules: what is left out, or null, is as by default."""
     content = data.get("content")
@@ -47,7 +54,7 @@ def said_by_message(data: dict[str, Any]) -> object:
             [
                 meaning(each["tool_call_id"]),
                 meaning(each["name"]),
-                meaning(each["content"]),
+                said_by_result(each["content"]),
                 each.get("is_error", False),
             ]
             for each in results

@@ -30,15 +30,19 @@ from chatflow.core.messages import (
     ToolCall,
     ToolResult,
     UnknownPart,
+    parts_of,
 )
 from chatflow.core.quick import usual_message
 from chatflow.core.service import ServiceStep
-from chatflow.core.values import FrozenDict, freeze, freeze_mapping, join
+from chatflow.core.values import MARK, FrozenDict, freeze, freeze_mapping, join
 from chatflow.exceptions import SessionFormatError, UnstorableValueError, shorten
 
 FORMAT_VERSION: Final = 1
 
 _T = TypeVar("_T")
+
+_PARTS: Final = "parts"
+"""The kind of envelope that a result's parts stand in."""
 
 _PART_NAMES: Final = {kind: name for name, kind in PART_KINDS.items()}
 
@@ -97,6 +101,24 @@ def _read_content(value: Any, _: Any) -> Content:
     return content
 
 
+def _write_result_content(content: Any) -> Any:
+    parts = parts_of(content)
+    return {MARK: _PARTS, "v": [_write_part(part) for part in parts]} if parts else encode(content)
+
+
+def _read_result_content(value: Any, _: Any) -> Any:
+    """Parts stand in an envelope that nothing else may stand in, and that stands nowhere else."""
+    if not isinstance(value, dict) or cast("dict[str, Any]", value).get(MARK) != _PARTS:
+        return decode(value)
+    fields = cast("dict[str, Any]", value)
+    if fields.keys() != {MARK, "v"} or not fields["v"]:
+        raise SessionFormatError(path="", reason="an envelope of parts that holds none, or something else")
+    try:
+        return _read_parts(fields["v"], None)
+    except SessionFormatError as error:
+        raise SessionFormatError(path=f"v{error.path}", reason=error.reason) from error
+
+
 def _read_value(value: Any, _: Any) -> Any:
     return decode(value)
 
@@ -149,7 +171,7 @@ def _register(kind: type[Any], /, **fields: Any) -> None:
 
 
 _register(ToolCall, args=_VALUE)
-_register(ToolResult, content=_VALUE)
+_register(ToolResult, content=override(unstruct_hook=_write_result_content, struct_hook=_read_result_content))
 _register(Handoff, reason=_VALUE, context_updates=_VALUE)
 _register(
     AgentResponse,

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 import attrs
 
 from chatflow.core.values import EMPTY, freeze, freeze_mapping
+from chatflow.exceptions import UnstorableValueError
 
 _T = TypeVar("_T")
 
@@ -128,6 +129,8 @@ PART_KINDS: Final[dict[str, type[Any]]] = {"text": TextPart, "image": ImagePart,
 Part = TextPart | ImagePart | AudioPart | FilePart | UnknownPart
 Content = str | tuple[Part, ...] | None
 
+_PARTS: Final = frozenset(get_args(Part))
+
 
 @attrs.frozen(kw_only=True)
 class ToolCall:
@@ -140,12 +143,45 @@ class ToolCall:
 
 @attrs.frozen(kw_only=True)
 class ToolResult:
-    """What a tool gave back for the call *tool_call_id*: any value chatflow keeps (`freeze`)."""
+    """What a tool gave back for the call *tool_call_id*: any value chatflow keeps (`freeze`), or parts.
+
+    A part, or a list or tuple of parts and text in which at least one is a part, becomes a tuple of parts in the
+    message that holds the result. A part anywhere else in a value is one like any other attrs instance.
+    """
 
     tool_call_id: str = attrs.field(converter=_converter(_string))
     name: str = attrs.field(converter=_converter(_string))
     content: Any
     is_error: bool = attrs.field(default=False, converter=_converter(_boolean))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The content where it is made of parts, as a message holds them; empty where it is another value."""
+        return parts_of(self.content)
+
+
+def parts_of(content: Any) -> tuple[Part, ...]:
+    """A kept result's content where it is made of parts; empty where it is another value."""
+    items: Any = content
+    return items if isinstance(content, tuple) and items and type(items[0]) in _PARTS else ()
+
+
+def freeze_result(content: Any, path: str) -> Any:
+    """What a message keeps of a result's content: a tuple of parts, or what `freeze` makes of it.
+
+    Raises:
+        UnstorableValueError: As `freeze` does, or something else stands among parts; the error names its path.
+    """
+    if type(content) in _PARTS:
+        return (content,)
+    if type(content) not in {list, tuple} or not any(type(item) in _PARTS for item in content):
+        return freeze(content, path)
+    parts = tuple(TextPart(item) if isinstance(item, str) else item for item in content)
+    for index, part in enumerate(parts):
+        if type(part) not in _PARTS:
+            reason = f"{type(part).__qualname__} is neither a part nor text, as all must be where one is a part"
+            raise UnstorableValueError(path=f"{path}[{index}]", reason=reason)
+    return parts
 
 
 def _role(value: Role | str) -> Role:
@@ -165,7 +201,7 @@ def _content(value: str | Iterable[Part] | None) -> Content:
         raise TypeError(f"content must be text, parts or None, not {type(cast('object', value)).__name__}")
     parts = tuple(TextPart(part) if isinstance(part, str) else part for part in value)
     for index, part in enumerate(parts):
-        if type(part) not in get_args(Part):
+        if type(part) not in _PARTS:
             raise TypeError(f"content[{index}] must be a part or text, not {type(part).__name__}")
     return parts
 
@@ -195,7 +231,7 @@ def _results(items: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
         ToolResult(
             tool_call_id=result.tool_call_id,
             name=result.name,
-            content=freeze(result.content, f"tool_results[{index}].content"),
+            content=freeze_result(result.content, f"tool_results[{index}].content"),
             is_error=result.is_error,
         )
         for index, result in enumerate(_each(ToolResult, items, "tool_results"))

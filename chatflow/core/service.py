@@ -128,7 +128,10 @@ def digest_of(messages: Iterable[Message]) -> str:
 
 def _said(message: Message) -> tuple[Any, ...]:
     calls = [[call.id, call.name, call.args] for call in message.tool_calls]
-    results = [[each.tool_call_id, each.name, each.content, each.is_error] for each in message.tool_results]
+    results = [
+        [each.tool_call_id, each.name, repr(each.parts) if each.parts else each.content, each.is_error]
+        for each in message.tool_results
+    ]
     content = message.content if isinstance(message.content, str | None) else repr(message.content)
     return message.role.value, content, calls, results
 

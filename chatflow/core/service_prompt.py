@@ -9,7 +9,7 @@ import attrs
 import orjson
 
 from chatflow.core.envelopes import encode
-from chatflow.core.messages import Message, Role, ToolResult
+from chatflow.core.messages import Message, Part, Role, TextPart, ToolResult
 from chatflow.core.prompt import Prompt, to_prompt
 from chatflow.core.pruning import Pairing
 
@@ -60,9 +60,19 @@ def _new(history: Sequence[Message], seen: int) -> Iterator[Message]:
         others = [result for result in message.tool_results if all(result is not each for each in late)]
         if others:
             yield attrs.evolve(message, tool_results=others)
-        yield Message(Role.USER, "\n".join(map(_text, late)), timestamp=message.timestamp)
+        yield Message(Role.USER, _told(late), timestamp=message.timestamp)
 
 
-def _text(result: ToolResult) -> str:
-    shown = result.content if isinstance(result.content, str) else orjson.dumps(encode(result.content)).decode()
-    return f"(The result of an earlier call of the tool {result.name} has arrived only now: {shown})"
+def _told(late: Sequence[ToolResult]) -> str | list[Part]:
+    """Results as what a user says: as parts where one has parts, else as text."""
+    parts: list[Part] = []
+    for result in late:
+        begun = f"(The result of an earlier call of the tool {result.name} has arrived only now"
+        if result.parts:
+            parts += [TextPart(f"{begun}, and follows)"), *result.parts]
+        else:
+            shown = result.content if isinstance(result.content, str) else orjson.dumps(encode(result.content)).decode()
+            parts.append(TextPart(f"{begun}: {shown})"))
+    if any(result.parts for result in late):
+        return parts
+    return "\n".join(part.text for part in parts if isinstance(part, TextPart))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-from chatflow.core.messages import AudioPart, FilePart, ImagePart, ToolResult
+from chatflow.core.messages import AudioPart, FilePart, ImagePart
 from chatflow.core.prompt import EMPTY_TEXT
 from chatflow.core.values import FrozenDict, freeze_mapping
 from chatflow.exceptions import UnstorableValueError, cut, shorten
@@ -91,13 +91,6 @@ def text_or_mark(text: str) -> str:
 def as_json(value: Any) -> str:
     """A value as JSON; what JSON lacks becomes text that a model can read."""
     return json.dumps(_plain(value), ensure_ascii=False)
-
-
-def result_text(result: ToolResult) -> str:
-    """What a tool gave back: text as it is, blank text and other values as JSON, an error marked as one."""
-    content = result.content
-    text = content if isinstance(content, str) and content.strip() else as_json(content)
-    return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
 
 
 def function_name(name: str) -> str:

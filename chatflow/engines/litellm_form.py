@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from chatflow.core.engine import EngineReply
@@ -15,7 +16,6 @@ from chatflow.core.messages import (
     Role,
     TextPart,
     ToolCall,
-    ToolResult,
     UnknownPart,
 )
 from chatflow.core.prompt import EMPTY_TEXT
@@ -35,10 +35,10 @@ from chatflow.engines.common_form import (
     function_name,
     given,
     provider_of,
-    result_text,
     text_or_mark,
 )
 from chatflow.engines.gemini_form import gemini_text, is_for_gemini, with_equal_calls_apart
+from chatflow.engines.result_form import place_in_completion, to_sent_results
 from chatflow.engines.thoughts import AFTER_KEY, Beginning
 from chatflow.exceptions import EngineUnavailableError, shorten
 
@@ -54,10 +54,9 @@ def to_litellm_messages(
 ) -> list[dict[str, Any]]:
     """Messages as litellm takes them, for *model* and beside *tools*.
 
-    A tool's message becomes one for each result: text as it is, other values as JSON (what JSON lacks as readable
-    text), an error marked as one. A user's or model's message without text gets one that says so; a system message
-    without text is left out. Calls have ids that the provider takes. Signed thoughts stand where they fit: see
-    `thoughts`.
+    A tool's message becomes one for each result, and perhaps a user's message for their pictures: see `result_form`. A
+    user's or model's message without text gets one that says so; a system message without text is left out. Calls have
+    ids that the provider takes. Signed thoughts stand where they fit: see `thoughts`.
     """
     sent: list[dict[str, Any]] = []
     beginning: Beginning | None = None
@@ -131,7 +130,7 @@ def _sent(message: Message, model: str) -> list[dict[str, Any]]:
     if message.role is Role.MODEL:
         return [_assistant(message, provider_of(model))]
     if message.role is Role.TOOL:
-        return [_tool_message(result, model) for result in message.tool_results]
+        return list(_results(message, model))
     return [{"role": "system", "content": message.text}] if message.text.strip() else []
 
 
@@ -178,10 +177,14 @@ def _call(call: ToolCall, theirs: Mapping[str, Any]) -> dict[str, Any]:
     return {**theirs, "id": call.id, "type": "function", "function": function}
 
 
-def _tool_message(result: ToolResult, model: str) -> dict[str, Any]:
-    text = result_text(result)
-    shown = gemini_text(result, text) if is_for_gemini(model) else text
-    return {"role": "tool", "tool_call_id": result.tool_call_id, "content": shown}
+def _results(message: Message, model: str) -> Iterator[dict[str, Any]]:
+    sent, beside = to_sent_results(message.tool_results, partial(place_in_completion, model=model))
+    for each in sent:
+        text = gemini_text(each.result, each.text) if is_for_gemini(model) else each.text
+        content = [{"type": "text", "text": text}, *map(_part, each.inside)] if each.inside else text
+        yield {"role": "tool", "tool_call_id": each.result.tool_call_id, "content": content}
+    if beside:
+        yield {"role": "user", "content": [_part(part) for part in beside]}
 
 
 def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

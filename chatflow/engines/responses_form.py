@@ -31,10 +31,10 @@ from chatflow.engines.common_form import (
     data_uri,
     function_name,
     provider_of,
-    result_text,
     sendable,
     text_or_mark,
 )
+from chatflow.engines.result_form import place_in_response, to_sent_results
 
 OUTPUT_KEY: Final = "chatflow_responses_output"
 """In `extra`: a response's items in order, where they say more than the message's text and calls do.
@@ -92,9 +92,9 @@ def to_instructions(messages: Iterable[Message]) -> str | None:
 def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
     """Messages as items of a request's input, for *model*; system messages are no part of it.
 
-    A model's message becomes an item for its text and one for each call, a tool's message one for each result: text as
-    it is, other values as JSON (what JSON lacks as readable text), an error marked as one. A user's message without
-    text gets one that says so, as does a model's without text and calls.
+    A model's message becomes an item for its text and one for each call, a tool's message one for each result, which
+    holds its pictures and files, and perhaps a user's for recordings: see `result_form`. A user's message without text
+    gets one that says so, as does a model's without text and calls.
     """
     items: list[dict[str, Any]] = []
     for message in with_ids_for(model, messages):
@@ -103,10 +103,7 @@ def to_input(messages: Iterable[Message], model: str) -> list[dict[str, Any]]:
         elif message.role is Role.MODEL:
             items.extend(_said(message, provider_of(model)))
         elif message.role is Role.TOOL:
-            items.extend(
-                {"type": "function_call_output", "call_id": result.tool_call_id, "output": result_text(result)}
-                for result in message.tool_results
-            )
+            items.extend(_outputs(message))
     return all_sendable(items)
 
 
@@ -172,6 +169,15 @@ def _part(part: Part) -> dict[str, Any]:
         return {"type": "input_file", **_by_url(part.url, "file_url")}
     name = (part.filename if isinstance(part, FilePart) else None) or "file"
     return {"type": "input_file", "filename": name, "file_data": data_uri(part, "application/octet-stream")}
+
+
+def _outputs(message: Message) -> Iterator[dict[str, Any]]:
+    sent, beside = to_sent_results(message.tool_results, place_in_response)
+    for each in sent:
+        output = [{"type": "input_text", "text": each.text}, *map(_part, each.inside)] if each.inside else each.text
+        yield {"type": "function_call_output", "call_id": each.result.tool_call_id, "output": output}
+    if beside:
+        yield {"role": "user", "content": [_part(part) for part in beside]}
 
 
 def _by_url(url: str, field: str) -> dict[str, str]:

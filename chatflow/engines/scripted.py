@@ -16,7 +16,8 @@ import attrs
 from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import ReasoningDelta, TextDelta
 from chatflow.core.messages import Message, Role, ToolCall
-from chatflow.engines.common_form import as_json, result_text
+from chatflow.engines.common_form import as_json
+from chatflow.engines.result_form import result_text
 from chatflow.exceptions import EngineError, shorten
 
 Reply: TypeAlias = "str | EngineReply | ToolCall | Sequence[ToolCall] | BaseException | type[BaseException]"
@@ -230,7 +231,7 @@ def user_text(request: EngineRequest) -> str:
 
 
 def last_result(request: EngineRequest) -> Any:
-    """What the tool gave whose result stands last in the request.
+    """What the tool gave whose result stands last in the request; a tuple where it is made of parts.
 
     Raises:
         LookupError: The request holds no tool result.

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from chatflow.engines.result_form import FROM_TOOLS
+
 AFTER_KEY: Final = "chatflow_thought_after"
 """In `extra`: a digest of what the message's thoughts were thought after."""
 
@@ -82,8 +84,12 @@ def without_thinking_where_none_began(arguments: dict[str, Any], model: str) -> 
 
 def _goes_on_without_thoughts(messages: Sequence[Mapping[str, Any]]) -> bool:
     for message in reversed(messages):
-        if message["role"] == "user":
+        if message["role"] == "user" and not _is_from_tools(message["content"]):
             break
         if message["role"] == "assistant" and not message.get("thinking_blocks"):
             return True
     return False
+
+
+def _is_from_tools(content: str | Sequence[Mapping[str, Any]]) -> bool:
+    return not isinstance(content, str) and content[0].get("text") == FROM_TOOLS

@@ -7,7 +7,8 @@ from typing import Final
 
 from chatflow.core.compaction import is_summary
 from chatflow.core.messages import Message, Part, Role, TextPart
-from chatflow.engines.common_form import as_json, result_text
+from chatflow.engines.common_form import as_json
+from chatflow.engines.result_form import result_text
 
 LONGEST: Final = 2000
 """Characters of one text, call or result: what is longer is cut in its middle."""

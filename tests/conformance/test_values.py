@@ -374,7 +374,13 @@ async def test_messages_come_back_equal(store: BaseSessionStore, restart: Restar
             usage={"tokens": 2},
             extra={"signature": b"\xff"},
         ),
-        Message(Role.TOOL, tool_results=[ToolResult(tool_call_id="", name="t", content=None, is_error=True)]),
+        Message(
+            Role.TOOL,
+            tool_results=[
+                ToolResult(tool_call_id="", name="t", content=None, is_error=True),
+                ToolResult(tool_call_id="", name="t", content=parts),
+            ],
+        ),
         Message(Role.MODEL, None),
     ]
     session = await store.get_or_create("s", SUPPORT)

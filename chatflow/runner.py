@@ -58,6 +58,7 @@ from chatflow.running.asked import (
     asked_at,
     asked_in,
     check_count,
+    check_count_or_none,
     check_seconds_or_none,
     checked_metadata,
     decided,
@@ -68,6 +69,7 @@ from chatflow.running.compacting import Compactor, Summarise, as_compactor
 from chatflow.running.loop import Loop
 from chatflow.running.providing import Providing
 from chatflow.running.registry import Registry
+from chatflow.running.results import LEAST_CHARACTERS, ResultLimits
 from chatflow.running.slots import TurnSlots, give_back_slots
 from chatflow.running.stream import RunStream
 from chatflow.running.worker import Doing, OnResponse, Worker, delay, log_failure
@@ -108,6 +110,12 @@ class Runner:
         compactor: Makes a summary of turns that leave the window: a `Compactor`, or what one is made of.
         on_lost_service_session: Where a service keeps a conversation's history and does not know it any more: "raise"
             the error, or "replay", which begins a new session there from the local copy.
+        max_concurrent_tool_calls: Calls of one model message that run at once; further ones wait, in call order, and
+            their *tool_timeout* with them. None for no limit.
+        max_result_characters: Of a tool's result. What is longer keeps its beginning and its end around a marker that
+            says how much is missing; a value whose JSON is longer becomes text so. None for no limit.
+        max_result_bytes: Of the pictures, recordings and files in a tool's result; what has no room gives way to a text
+            that says so. None for no limit.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -131,6 +139,9 @@ class Runner:
         max_prompt_tokens: int | None = None,
         on_context_window: OnContextWindow = "raise",
         compactor: Compactor | Agent | Summarise | None = None,
+        max_concurrent_tool_calls: int | None = 8,
+        max_result_characters: int | None = 50_000,
+        max_result_bytes: int | None = 3_750_000,
     ) -> None:
         if not isinstance(starting_agent, Agent):
             raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
@@ -138,8 +149,6 @@ class Runner:
             raise TypeError(f"session_store must be a session store, not {type(session_store).__name__}")
         if engine is not None and not callable(getattr(engine, "generate", None)):
             raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
-        if max_concurrent_turns is not None:
-            check_count("max_concurrent_turns", max_concurrent_turns, 1)
         if on_lost_service_session not in get_args(OnLostServiceSession):
             raise ValueError(f"on_lost_service_session must be 'raise' or 'replay', not {on_lost_service_session!r}")
         if on_context_window not in get_args(OnContextWindow):
@@ -153,11 +162,18 @@ class Runner:
         self.tool_timeout: Final = check_seconds_or_none("tool_timeout", tool_timeout)
         self.lease_seconds: Final = check_seconds("lease_seconds", lease_seconds)
         self.max_attempts: Final = check_count("max_attempts", max_attempts, 1)
-        self.max_concurrent_turns: Final = max_concurrent_turns
+        self.max_concurrent_turns: Final = check_count_or_none("max_concurrent_turns", max_concurrent_turns, 1)
         self.on_lost_service_session: Final[OnLostServiceSession] = on_lost_service_session
         self.max_prompt_tokens: Final = check_max_prompt_tokens(max_prompt_tokens)
         self.on_context_window: Final[OnContextWindow] = on_context_window
         self.compactor: Final = None if compactor is None else as_compactor(compactor)
+        self.max_concurrent_tool_calls: Final = check_count_or_none(
+            "max_concurrent_tool_calls", max_concurrent_tool_calls, 1
+        )
+        self.max_result_characters: Final = check_count_or_none(
+            "max_result_characters", max_result_characters, LEAST_CHARACTERS
+        )
+        self.max_result_bytes: Final = check_count_or_none("max_result_bytes", max_result_bytes, 0)
         self._registry: Final = Registry(starting_agent, engine)
         self._slots: Final = TurnSlots(max_concurrent_turns)
         if not self.session_store.has_agent_resolver:
@@ -544,6 +560,8 @@ class Runner:
                     max_handoffs=self.max_handoffs_per_turn,
                     max_tool_iterations=self.max_tool_iterations,
                     tool_timeout=self.tool_timeout,
+                    tools_at_once=self.max_concurrent_tool_calls,
+                    result_limits=ResultLimits(characters=self.max_result_characters, size=self.max_result_bytes),
                     asking=Asking(turn, rules, report),
                     providing=providing,
                     strict=strict,

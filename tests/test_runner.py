@@ -562,6 +562,8 @@ def test_attributes() -> None:
     assert (runner.starting_agent, runner.session_store) == (support, store)
     assert (runner.max_handoffs_per_turn, runner.max_tool_iterations) == (5, 10)
     assert (runner.turn_timeout, runner.tool_timeout, runner.max_concurrent_turns) == (300, 60, None)
+    limits = (runner.max_concurrent_tool_calls, runner.max_result_characters, runner.max_result_bytes)
+    assert limits == (8, 50_000, 3_750_000)
     assert repr(runner) == "<Runner starting_agent=<Agent 'Support'> session_store=<SessionStore 'memory'>>"
 
 
@@ -574,6 +576,9 @@ def test_attributes() -> None:
         ("max_handoffs_per_turn", True, "max_handoffs_per_turn must be an integer, not True"),
         ("max_tool_iterations", 2.5, "max_tool_iterations must be an integer, not 2.5"),
         ("max_concurrent_turns", "4", "max_concurrent_turns must be an integer, not '4'"),
+        ("max_concurrent_tool_calls", 4.0, "max_concurrent_tool_calls must be an integer, not 4.0"),
+        ("max_result_characters", "all", "max_result_characters must be an integer, not 'all'"),
+        ("max_result_bytes", True, "max_result_bytes must be an integer, not True"),
         ("turn_timeout", "300", "turn_timeout must be a number of seconds or None, not '300'"),
         ("tool_timeout", True, "tool_timeout must be a number of seconds or None, not True"),
     ],
@@ -591,6 +596,9 @@ def test_argument_of_wrong_type(argument: str, value: Any, message: str) -> None
         ("max_handoffs_per_turn", -1, "max_handoffs_per_turn must be at least 0, not -1"),
         ("max_tool_iterations", 0, "max_tool_iterations must be at least 1, not 0"),
         ("max_concurrent_turns", 0, "max_concurrent_turns must be at least 1, not 0"),
+        ("max_concurrent_tool_calls", 0, "max_concurrent_tool_calls must be at least 1, not 0"),
+        ("max_result_characters", 99, "max_result_characters must be at least 100, not 99"),
+        ("max_result_bytes", -1, "max_result_bytes must be at least 0, not -1"),
         ("turn_timeout", 0, "turn_timeout must be above 0, not 0"),
         ("tool_timeout", float("nan"), "tool_timeout must be above 0, not nan"),
     ],

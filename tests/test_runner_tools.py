@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -11,8 +12,9 @@ import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply
-from chatflow.core.messages import Handoff, Role, ToolCall, ToolResult
-from chatflow.core.tools import ToolContext
+from chatflow.core.events import ToolFinished, ToolStarted
+from chatflow.core.messages import Handoff, ImagePart, Role, ToolCall, ToolResult
+from chatflow.core.tools import ToolContext, tool
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.runner import Runner
@@ -74,6 +76,150 @@ async def test_calls_run_at_once() -> None:
     calls = [ToolCall(id="c", name="meet", args={"number": number}) for number in range(8)]
     found = await results_of(runner_of(agent_with(meet), calls))
     assert [(result.content, result.is_error) for result in found] == [(number, False) for number in range(8)]
+
+
+class Gates:
+    """A tool each of whose calls waits until it is let go on."""
+
+    def __init__(self, calls: int) -> None:
+        self.begun: list[int] = []
+        self.gates = [anyio.Event() for _ in range(calls)]
+        self.at_once = 0
+        self.most = 0
+
+    async def work(self, number: int) -> int:
+        """Work."""
+        self.begun.append(number)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await self.gates[number].wait()
+        finally:
+            self.at_once -= 1
+        return number
+
+    def calls(self) -> list[ToolCall]:
+        """A call for each gate."""
+        return [CALL("work", number=number) for number in range(len(self.gates))]
+
+
+async def test_calls_wait_for_one_another() -> None:
+    """At most so many calls run at once; when one ends the next in call order begins."""
+    gates = Gates(5)
+    runner = runner_of(agent_with(gates.work), gates.calls(), max_concurrent_tool_calls=2)
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.run_async, "s", "hi")
+        for ending, begun in ((1, [0, 1]), (0, [0, 1, 2]), (3, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])):
+            await anyio.wait_all_tasks_blocked()
+            assert gates.begun == begun
+            gates.gates[ending].set()
+        gates.gates[4].set()
+    assert gates.most == 2
+    assert [result.content for result in results(await session_of(runner))] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("limit", "at_once"), [(None, 12), (8, 8), (1, 1)])
+async def test_number_of_calls_at_once(limit: int | None, at_once: int) -> None:
+    """As many calls as the limit allows do run at once, all of them where there is none."""
+    gates = Gates(12)
+    runner = runner_of(agent_with(gates.work), gates.calls(), max_concurrent_tool_calls=limit)
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.run_async, "s", "hi")
+        await anyio.wait_all_tasks_blocked()
+        assert gates.begun == list(range(at_once))
+        for gate in gates.gates:
+            gate.set()
+    assert gates.most == at_once
+
+
+async def test_waiting_call_has_not_started() -> None:
+    """A call is told to have started when it begins to run, and not while it waits for others."""
+    runner = runner_of(agent_with(echo), [CALL("echo", text=text) for text in "abc"], max_concurrent_tool_calls=1)
+    async with runner.run_stream("s", "hi") as stream:
+        events = [event async for event in stream]
+    told = [
+        (type(event).__name__, event.call.args["text"])
+        for event in events
+        if isinstance(event, ToolStarted | ToolFinished)
+    ]
+    assert told == [(name, text) for text in "abc" for name in ("ToolStarted", "ToolFinished")]
+
+
+async def test_waiting_is_no_part_of_the_timeout() -> None:
+    """A call that waits for another to run out of time has all of its own time."""
+
+    async def work(how: str) -> str:
+        if how == "hang":
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
+        return how
+
+    calls = [CALL("work", how="hang"), CALL("work", how="a"), CALL("work", how="hang"), CALL("work", how="b")]
+    found = await results_of(runner_of(agent_with(work), calls, max_concurrent_tool_calls=1, tool_timeout=0.02))
+    assert [result.is_error for result in found] == [True, False, True, False]
+
+
+async def test_failing_call_lets_the_next_one_begin() -> None:
+    """A call that fails, is refused or is cancelled by its own doing makes room like any other."""
+
+    async def fail(how: str) -> None:
+        if how == "cancel":
+            raise asyncio.CancelledError
+        raise LookupError
+
+    calls = [CALL("fail", how="raise"), CALL("fail", how="cancel"), CALL("fail"), CALL("gone"), CALL("echo", text="a")]
+    found = await results_of(runner_of(agent_with(fail, echo), calls, max_concurrent_tool_calls=1))
+    assert [result.is_error for result in found] == [True, True, True, True, False]
+
+
+async def test_exit_ends_waiting_calls() -> None:
+    """A call that waits for others does not begin once an exit has ended them."""
+    error = KeyboardInterrupt()
+    begun: list[str] = []
+
+    async def leave(name: str) -> None:
+        begun.append(name)
+        raise error
+
+    runner = runner_of(
+        agent_with(leave), [CALL("leave", name="a"), CALL("leave", name="b")], max_concurrent_tool_calls=1
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        await runner.run_async("s", "hi")
+    assert (caught.value, begun) == (error, ["a"])
+    assert (await runner.run_async("s", "hi")).content == "done"
+
+
+async def test_run_inside_a_tool_has_its_own_limit() -> None:
+    """Calls of a run inside a tool do not wait for the call around them."""
+    inner = runner_of(agent_with(echo), [CALL("echo", text="a"), CALL("echo", text="b")], max_concurrent_tool_calls=1)
+
+    async def ask() -> str:
+        return (await inner.run_async("inner", "hi")).content
+
+    found = await results_of(runner_of(agent_with(ask), [CALL("ask"), CALL("ask")], max_concurrent_tool_calls=1))
+    assert [result.content for result in found] == ["done", "done"]
+
+
+async def test_ended_calls_take_no_slot() -> None:
+    """Calls that had ended in an earlier attempt keep nobody waiting when the message is tried again."""
+    gates = Gates(4)
+    agent = Agent("Support", tools=[tool(gates.work, idempotent=True)])
+    runner = runner_of(agent, gates.calls(), max_concurrent_tool_calls=2)
+    for number in (0, 1):
+        gates.gates[number].set()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(runner.run_async, "s", "hi", message_id="m"))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert gates.begun == [0, 1, 2, 3]
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(runner.run_async, "s", "hi", message_id="m"))
+        await anyio.wait_all_tasks_blocked()
+        assert gates.begun == [0, 1, 2, 3, 2, 3]
+        for gate in gates.gates:
+            gate.set()
+    assert [result.content for result in results(await session_of(runner))] == [0, 1, 2, 3]
 
 
 async def test_results_in_call_order() -> None:
@@ -201,6 +347,14 @@ async def test_unknown_tool() -> None:
     assert result.content == "There is no tool named 'shout'. The tools there are: echo, transfer_to_billing."
 
 
+async def test_unknown_tool_among_many() -> None:
+    """Of very many tools that are there some are named, and the others counted; the one that is not is cut."""
+    support = Agent("Support", tools=[tool(echo, name=f"{'echo' * 12}_{number}") for number in range(100)])
+    (result,) = await results_of(runner_of(support, CALL("shout" * 10_000)))
+    assert result.content.endswith(f"{'echo' * 12}_4 and 95 more.")
+    assert len(result.content) < 500
+
+
 async def test_call_without_any_tools() -> None:
     """A call where there are no tools is an error result that says so."""
     (result,) = await results_of(runner_of(Agent("Support"), CALL("shout")))
@@ -211,11 +365,27 @@ async def test_call_without_any_tools() -> None:
     ("raw", "fault"),
     [
         ('{"text": ', "Expecting value: line 1 column 10"),
-        ("[1]", "a mapping is needed here, not list"),
-        ("[" * 100_000, "recursion"),
-        (None, "NoneType"),
+        ("[1]", "they are a list"),
+        ('"text"', "they are a string"),
+        ("null", "they are null"),
+        ("5", "they are a number"),
+        ("true", "they are a boolean"),
+        ("NaN", "NaN is no number in JSON"),
+        ('{"text": -Infinity}', "-Infinity is no number in JSON"),
+        ('{"text": 1e999}', "the number 1e999 is too large"),
+        ('{"text": ' + "9" * 5000 + "}", "4300 digits"),
+        ('{"text": "a", "text": "b"}', "the key 'text' stands in them twice"),
+        ('{"text": {"a": 1, "b": 2, "a": 3}}', "the key 'a' stands in them twice"),
+        ('{"' + "k" * 10_000 + '": 1, "' + "k" * 10_000 + '": 2}', "kkk...kkk"),
+        ('{"text": 1' + "0" * 10_000 + ".0}", "is too large"),
+        ("[" * 100_000, "they nest too deeply"),
+        ('{"text": ' + "[" * 300 + "]" * 300 + "}", "nested deeper than 200 levels"),
+        ('{"text": "a"', "Expecting ',' delimiter"),
+        (None, "they are no text"),
+        (["text"], "they are no text"),
         ('{"text": "a"}', "they could not be read"),
     ],
+    ids=lambda value: str(value)[:20],
 )
 async def test_arguments_that_are_no_json_object(raw: Any, fault: str) -> None:
     """Arguments that an engine could not read are an error result that says what is wrong; the tool is not run."""
@@ -224,6 +394,7 @@ async def test_arguments_that_are_no_json_object(raw: Any, fault: str) -> None:
     assert [result.is_error for result in found] == [False, True]
     assert "not a JSON object" in found[1].content
     assert fault in found[1].content
+    assert len(found[1].content) < 300
 
 
 async def test_tool_timeout(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,6 +430,30 @@ async def test_result_that_cannot_be_stored(caplog: pytest.LogCaptureFixture) ->
     assert [result.is_error for result in found] == [True, False]
     assert "result.items[1]" in found[0].content
     assert "tool 'look_up' returned what can't be stored" in caplog.text
+
+
+async def test_result_with_something_else_among_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """A value that stands beside a part in a list is an error result that names the place, and the log says why."""
+
+    async def look_up() -> list[Any]:
+        return [ImagePart(url="https://pictures.example/1"), {"width": 3}]
+
+    (result,) = await results_of(runner_of(agent_with(look_up), CALL("look_up")))
+    assert "result[1] is of a kind" in result.content
+    assert "dict is neither a part nor text" in caplog.text
+
+
+async def test_path_to_what_cannot_be_stored_stays_short() -> None:
+    """The path that names what can't be stored is cut where it is very long."""
+
+    async def look_up() -> Any:
+        value: Any = object()
+        for _ in range(100):
+            value = {"k" * 70: value}
+        return value
+
+    (result,) = await results_of(runner_of(agent_with(look_up), CALL("look_up")))
+    assert len(result.content) < 400
 
 
 async def test_result_that_raises() -> None:
@@ -472,6 +667,18 @@ async def test_handoff_to_an_unknown_agent() -> None:
     assert result.is_error
     assert result.content == "There is no agent named 'Sales'. The agents there are: Support, Billing."
     assert (response.active_agent_name, response.handoff, session.state) == ("Support", None, {})
+
+
+async def test_handoff_to_an_unknown_agent_among_many() -> None:
+    """Of very many agents some are named to the model, and the others counted."""
+    support = Agent("Support", handoffs=[Agent(f"{number:05}{'Billing' * 8}") for number in range(100)])
+
+    @support.tool
+    async def escalate() -> Handoff:
+        return Handoff(target_agent_name="Sales")
+
+    (result,) = await results_of(runner_of(support, CALL("escalate")))
+    assert result.content.endswith(f"00003{'Billing' * 8} and 96 more.")
 
 
 async def test_handoff_after_one_to_an_unknown_agent() -> None:

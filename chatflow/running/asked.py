@@ -114,6 +114,11 @@ def check_count(name: str, value: object, least: int) -> int:
     return value
 
 
+def check_count_or_none(name: str, value: object, least: int) -> int | None:
+    """*value* itself if it is a number of things, and not below *least*, or None for no limit."""
+    return None if value is None else check_count(name, value, least)
+
+
 def check_seconds_or_none(name: str, value: object) -> float | None:
     """*value* itself if it is a number of seconds above 0, perhaps infinitely many, or None for no limit."""
     if value is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,12 +18,12 @@ from chatflow.core.envelopes import encode
 from chatflow.core.events import Report, RunEvent, ToolFinished, ToolStarted
 from chatflow.core.finish import is_cancellation
 from chatflow.core.journal import Deed, Entry
-from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult
+from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult, freeze_result
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext
-from chatflow.core.values import freeze, freeze_mapping
-from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
-from chatflow.exceptions import ToolArgumentError, UnstorableValueError, shorten
+from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, parse_arguments
+from chatflow.exceptions import ToolArgumentError, UnstorableValueError, cut, listed, shorten
+from chatflow.running.results import ResultLimits
 
 logger = logging.getLogger("chatflow.runner")
 
@@ -40,9 +39,11 @@ class Batch:
 
     A tool that requires approval is run only where a person has *approved* these calls.
 
-    *key* is the same when this batch is run again, and another for every other batch. *timeout* is each call's, in
-    seconds. *ended* is what an earlier attempt has noted of these calls; None where there was none. Each call's outcome
-    is noted by *note*, if there is a journal, and told to *report*, but for handoffs: others may come in their way.
+    *key* is the same when this batch is run again, and another for every other batch. *at_once* calls run at the same
+    time; the others wait for one of them to end, in call order. *timeout* is each call's, in seconds, from when it
+    begins to run. *limits* are each result's. *ended* is what an earlier attempt has noted of these calls; None where
+    there was none. Each call's outcome is noted by *note*, if there is a journal, and told to *report*, but for
+    handoffs: others may come in their way.
     """
 
     session: AgentSession
@@ -52,7 +53,9 @@ class Batch:
     indexes: Sequence[int]
     iteration: int
     key: str
+    at_once: int | None
     timeout: float | None
+    limits: ResultLimits
     ended: Mapping[int, Entry] | None
     note: Callable[[Entry], Awaitable[None]] | None
     report: Report | None
@@ -69,29 +72,42 @@ class Batch:
         ends: list[BaseException] = []
         for index, entry in (self.ended or {}).items():
             self.session.redo(entry.deeds)
-            outcome = entry.result or entry.handoff
+            outcome = entry.handoff if entry.result is None else self.limited(entry.result)
             assert outcome is not None
             outcomes[index] = outcome
             self._tell_end(index, outcome)
+        refused = {index: self._unrun(index) for index in self.indexes if index not in outcomes}
+        slots = anyio.Semaphore(self.at_once or len(calls), fast_acquire=True)
 
         async def run_one(index: int) -> None:
             try:
                 self._tell(ToolStarted(calls[index], self.agent.name))
                 with self.session.recording() as deeds:
-                    outcome = outcomes[index] = await self._outcome(index)
+                    outcome = outcomes[index] = refused[index] or await self._invoke(index)
                 await self._note(index, outcome, deeds)
                 self._tell_end(index, outcome)
             except BaseException as end:  # noqa: BLE001  # raised below, where no group wraps it
                 ends.append(end)
                 group.cancel_scope.cancel()
+            finally:
+                slots.release()
 
         async with anyio.create_task_group() as group:
-            for index in self.indexes:
-                if index not in outcomes:
-                    group.start_soon(run_one, index)
+            # What is refused first, since it is known, and would be lost with a call that ends the run.
+            for index in sorted(refused, key=lambda index: refused[index] is None):
+                await slots.acquire()
+                group.start_soon(run_one, index)
         if ends:
             raise ends[0]
         return [outcomes[index] for index in self.indexes]
+
+    def limited(self, result: ToolResult) -> ToolResult:
+        """The result as it is stored: what of it is larger than the limits is left out."""
+        content, left_out = self.limits.cut(result.content)
+        if not left_out:
+            return result
+        self._log(result, f"gave back more than is stored; left out: {left_out}")
+        return attrs.evolve(result, content=content)
 
     def _tell(self, event: RunEvent) -> None:
         if self.report is not None:
@@ -109,19 +125,21 @@ class Batch:
             Entry(iteration=self.iteration, index=index, result=result, handoff=handoff, deeds=tuple(deeds))
         )
 
-    async def _outcome(self, index: int) -> ToolResult | Handoff:
+    def _unrun(self, index: int) -> ToolResult | None:
+        """The answer to a call that is not run; None where it is."""
         call = self.message.tool_calls[index]
         tool = self.tools.get(call.name)
         if tool is None and self.ended is not None:
             return self._interrupted(call)  # it was there when it was called
         if tool is None:
-            known = ", ".join(self.tools) or "none"
             self._log(call, "is not there")
-            return error_result(call, f"There is no tool named {shorten(call.name)}. The tools there are: {known}.")
+            return error_result(
+                call, f"There is no tool named {shorten(call.name)}. The tools there are: {listed(self.tools)}."
+            )
         refusal = self._refusal(index, tool)
         if refusal is None and self.ended is not None and not tool.idempotent:
             return self._interrupted(call)
-        return await self._invoke(index, tool) if refusal is None else error_result(call, refusal)
+        return None if refusal is None else error_result(call, refusal)
 
     def _refusal(self, index: int, tool: Tool) -> str | None:
         """What to tell the model where the tool must not be run."""
@@ -131,7 +149,7 @@ class Batch:
             self._log(call, "was called with arguments that are no JSON object")
             return (
                 f"The arguments are not a JSON object ({_fault(invalid[str(index)])}); the tool was not run. Call it"
-                " again with valid JSON."
+                " again with one JSON object."
             )
         return self._unfit(call, tool) if tool.requires_approval and not self.approved else None
 
@@ -158,11 +176,11 @@ class Batch:
             call, "The call was interrupted; whether it took effect is unknown. It was not run again. Find out first."
         )
 
-    async def _invoke(self, index: int, tool: Tool) -> ToolResult | Handoff:
+    async def _invoke(self, index: int) -> ToolResult | Handoff:
         call = self.message.tool_calls[index]
         try:
             with anyio.move_on_after(self.timeout):
-                return self._kept(call, await tool.invoke(call.args, self._context(index)))
+                return self._kept(call, await self.tools[call.name].invoke(call.args, self._context(index)))
         except ToolArgumentError as error:
             if self.ended is not None:
                 return self._interrupted(call)  # the tool took them when it was called
@@ -182,13 +200,15 @@ class Batch:
         if isinstance(value, Handoff):
             return value
         try:
-            content = freeze(value, "result")
+            content = freeze_result(value, "result")
         except UnstorableValueError as error:
             self._log(call, "returned what can't be stored", error)
             return error_result(
-                call, f"The tool was run, but its result can't be kept: {error.path} is of a kind that can't be stored."
+                call,
+                f"The tool was run, but its result can't be kept: {cut(error.path, 200)} is of a kind that can't be"
+                " stored.",
             )
-        return ToolResult(tool_call_id=call.id, name=call.name, content=content)
+        return self.limited(ToolResult(tool_call_id=call.id, name=call.name, content=content))
 
     def _context(self, index: int) -> ToolContext:
         session, call = self.session, self.message.tool_calls[index]
@@ -197,7 +217,7 @@ class Batch:
         key = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
         return ToolContext(session=session, state=session.state, agent=self.agent, idempotency_key=key)
 
-    def _log(self, call: ToolCall, what: str, error: BaseException | None = None) -> None:
+    def _log(self, call: ToolCall | ToolResult, what: str, error: BaseException | None = None) -> None:
         logger.log(
             logging.WARNING if error is None else logging.ERROR,
             "session %s: tool %s %s",
@@ -210,7 +230,9 @@ class Batch:
 
 def _fault(raw: Any) -> str:
     try:
-        freeze_mapping(json.loads(raw), "the value")
-    except (ValueError, TypeError, RecursionError) as error:
+        parse_arguments(raw)
+    except ValueError as error:
         return str(error)
+    except AttributeError:  # written by another engine than ours
+        return "they are no text"
     return "they could not be read"

@@ -40,6 +40,7 @@ from chatflow.exceptions import (
     EngineOutputError,
     SessionError,
     UnmatchedToolResultError,
+    listed,
     shorten,
 )
 from chatflow.running.approving import hold_back, refusal
@@ -48,6 +49,7 @@ from chatflow.running.batch import Batch, error_result
 from chatflow.running.compacting import Compacting, Compactor
 from chatflow.running.providing import Providing
 from chatflow.running.registry import Registry
+from chatflow.running.results import ResultLimits
 from chatflow.running.slots import Slot
 
 logger = logging.getLogger("chatflow.runner")
@@ -69,6 +71,8 @@ class Loop:
     max_handoffs: int
     max_tool_iterations: int
     tool_timeout: float | None
+    tools_at_once: int | None
+    result_limits: ResultLimits
     asking: Asking
     providing: Providing
     strict: bool = False
@@ -387,7 +391,9 @@ class Loop:
             indexes=indexes,
             iteration=called.iteration,
             key=f"{self.key}:{called.iteration}",
+            at_once=self.tools_at_once,
             timeout=self.tool_timeout,
+            limits=self.result_limits,
             ended=ended,
             note=partial(self.turn.note, durable=False) if keeps_journal else None,
             report=self.report,
@@ -404,7 +410,7 @@ class Loop:
             if self.handoffs > handed_over:
                 result = error_result(call, "Only one handoff at a time; another one of these took effect.")
             else:
-                result = await self._hand_over(call, outcome)
+                result = batch.limited(await self._hand_over(call, outcome))
             results.append(result)
             self._tell(ToolFinished(call, result))
         if results:
@@ -429,9 +435,10 @@ class Loop:
         agents = self.registry.agents()
         target = agents.get(name)
         if target is None:
-            known = ", ".join(agents)
             logger.warning("session %s: handoff to unknown agent %s", shorten(session.session_id), shorten(name))
-            return error_result(call, f"There is no agent named {shorten(name)}. The agents there are: {known}.")
+            return error_result(
+                call, f"There is no agent named {shorten(name)}. The agents there are: {listed(agents)}."
+            )
         await session.set_active_agent(target)
         session.state.update(handoff.context_updates)
         self.handoff = handoff

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chatflow.core.messages import Message, Role
 from chatflow.engines.litellm_form import to_litellm_messages
+from chatflow.engines.result_form import FROM_TOOLS
 from chatflow.engines.thoughts import AFTER_KEY, thought_after, without_thinking_where_none_began
 from tests.strategies import whole_histories
 
@@ -75,6 +76,11 @@ THINKS: Final = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "reason
 THOUGHTFUL: Final[dict[str, Any]] = {"role": "assistant", "content": None, "tool_calls": [{}], **SIGNED}
 THOUGHTLESS: Final[dict[str, Any]] = {"role": "assistant", "content": None, "tool_calls": [{}]}
 RESULT: Final = {"role": "tool", "content": "sent"}
+SHOWN: Final = {"role": "user", "content": [{"type": "text", "text": FROM_TOOLS}, {"type": "image_url"}]}
+"""What follows a result that has a picture."""
+
+SENT: Final = {"role": "user", "content": [{"type": "image_url"}]}
+"""A picture that the user has sent."""
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,9 @@ RESULT: Final = {"role": "tool", "content": "sent"}
         ([QUESTION, THOUGHTLESS, RESULT], "claude-sonnet-4-5", False),
         ([QUESTION, THOUGHTLESS, RESULT, THOUGHTFUL, RESULT], "claude-sonnet-4-5", False),
         ([QUESTION, THOUGHTLESS, RESULT, QUESTION], "claude-sonnet-4-5", True),
+        ([QUESTION, THOUGHTLESS, RESULT, SHOWN], "claude-sonnet-4-5", False),
+        ([QUESTION, THOUGHTFUL, RESULT, SHOWN], "claude-sonnet-4-5", True),
+        ([QUESTION, THOUGHTLESS, RESULT, SENT], "claude-sonnet-4-5", True),
         ([QUESTION, THOUGHTLESS, RESULT], BINDING, True),
         ([QUESTION, THOUGHTLESS, RESULT], "gpt-5", True),
         ([THOUGHTFUL], "claude-3-7-sonnet-latest", True),

@@ -16,7 +16,7 @@ from mistral_common.protocol.instruct.validator import MistralRequestValidatorV1
 
 from chatflow.core.history import History
 from chatflow.core.messages import Content, ImagePart, Message, Role, TextPart, ToolCall, ToolResult
-from chatflow.core.prompt import ARRIVED, EMPTY_TEXT, INTERRUPTED, Prompt, to_prompt
+from chatflow.core.prompt import ARRIVED, EMPTY_TEXT, INTERRUPTED, Prompt, _as_it_stands, _mended, to_prompt
 from chatflow.core.pruning import prune
 from tests.strategies import any_history
 
@@ -261,6 +261,19 @@ def test_a_valid_history_is_sent_as_it_is(history: list[Message]) -> None:
     prompt = to_prompt(valid)
     assert all(mine is theirs for mine, theirs in zip(prompt.messages, valid, strict=True))
     assert prompt.repairs == ()
+
+
+@given(st.lists(HISTORIES, min_size=1, max_size=3))
+def test_what_is_sent_as_it_stands_needs_no_mending(histories: list[list[Message]]) -> None:
+    """A history that is found valid in one look is one that mending leaves as it is, message by message."""
+    for history in (*histories, [message for each in histories for message in each]):
+        for valid in (history, to_prompt(history).messages):
+            found = _as_it_stands(valid)
+            mended = _mended(valid, 0)
+            if found is not None:
+                assert list(map(id, found)) == list(map(id, mended.messages))
+                assert mended.repairs == ()
+        assert _as_it_stands(to_prompt(history).messages) is not None
 
 
 @given(HISTORIES)

@@ -169,6 +169,7 @@ HOSTILE: Final[dict[str, tuple[dict[Any, Any], str]]] = {
     "a time": ({"state": {"at": dt.datetime(2026, 1, 2, tzinfo=dt.UTC)}}, "state.at"),
     "bytes": ({"session_id": b"s"}, "session_id"),
     "a function": ({"active_agent_name": print}, "active_agent_name"),
+    "no cost": ({"spent": {}}, "spent"),
     "a cost that is no object": ({"spent": 5}, "spent"),
     "a cost of another kind": ({"spent": {"by_user": {}}}, "spent"),
     "a cost that is no mapping": ({"spent": {"total": 5}}, "spent"),

@@ -59,10 +59,13 @@ class Handle:
         "key",
         "new",
         "pending",
+        "repairs_told",
         "store",
     )
     committed: Snapshot
     new: NewSession | None
+    repairs_told: frozenset[str]
+    """What was logged as repaired for a model: a repair comes with each request that the fault is in."""
 
     def set_up(
         self,
@@ -82,6 +85,7 @@ class Handle:
         self.new = new
         self.deleted = False
         self.pending: dict[Kind, dict[str, Change]] = {"metadata": {}, "state": {}}
+        self.repairs_told = frozenset()
         self._fallback = fallback
         self._agents: dict[str, Agent] = {}
         self._known_unknowns: set[str] = set()

@@ -109,6 +109,10 @@ class AgentRun:
     added: list[Additions] = attrs.field(factory=list[Additions])
     response: AgentResponse | None = None
     error: BaseException | None = None
+    _earlier_ids: frozenset[int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._earlier_ids = frozenset(map(id, self.earlier))
 
     @property
     def instructions(self) -> list[str]:
@@ -127,9 +131,10 @@ class AgentRun:
 
     def split_history(self) -> tuple[list[Message], list[Message]]:
         """The session's history as it is now: what stood there before this turn, and what is the turn's own."""
-        earlier = set(map(id, self.earlier))
-        before = [message for message in self.session.history if id(message) in earlier]
-        own = [message for message in self.session.history if id(message) not in earlier]
+        before: list[Message] = []
+        own: list[Message] = []
+        for message in self.session.history:
+            (before if id(message) in self._earlier_ids else own).append(message)
         return before, own
 
 

@@ -234,8 +234,11 @@ def _read_values(fields: dict[str, Any], name: str) -> FrozenDict:
 
 
 def _read_spent(fields: dict[str, Any]) -> FrozenDict:
+    spent = _read_values(fields, "spent")
+    if not spent:
+        raise SessionFormatError(path="spent", reason="it must hold something where it is")
     try:
-        return checked_spent(_read_values(fields, "spent"))
+        return checked_spent(spent)
     except TypeError as error:
         raise SessionFormatError(path="spent", reason=str(error)) from error
 

@@ -49,7 +49,6 @@ class Asking:
         self._turn: Final = turn
         self._rules: Final = rules
         self._report: Final = report
-        self._logged: Final[set[str]] = set()
         self._has_told = False
         self._refused: Final[dict[str, tuple[Message, ...]]] = {}
         """By agent, what is not sent any more in this turn, since with it the prompt was too long for the provider."""
@@ -211,12 +210,13 @@ class Asking:
         return reply
 
     def _log(self, repairs: tuple[str, ...]) -> None:
-        new = [repair for repair in repairs if repair not in self._logged]
+        """Once for each thing, whatever its place is by now: a repair comes with each request that the fault is in."""
+        session = self._turn.session
+        found = {repair.partition(": ")[2]: repair for repair in repairs}
+        new = [repair for what, repair in found.items() if what not in session.repairs_told]
         if new:
-            self._logged.update(new)
-            logger.warning(
-                "session %s: repaired for the model: %s", shorten(self._turn.session.session_id), "; ".join(new)
-            )
+            session.repairs_told |= found.keys()
+            logger.warning("session %s: repaired for the model: %s", shorten(session.session_id), "; ".join(new))
 
     def _refuse_choice(self, agent: Agent) -> None:
         """Refuse to choose of a history that a service keeps: it would remember what was not chosen."""

@@ -5,7 +5,8 @@
 #   make slow                    the tests that take minutes
 #   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table
 #   make lint, types, format     the gates; format mends what ruff can mend
-#   make bench                   the benchmarks
+#   make bench                   beside other packages, in about ten minutes (ARGS="--themes turn load --scale 1 --seconds 1")
+#   make bench-micro             what single functions cost
 #   make clean                   away with .venv and all caches
 #
 # PYTHON=/path/to/python picks the interpreter; else it is the first one found that is 3.11 or newer and can make a venv.
@@ -13,7 +14,8 @@
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python3.14 python)
-SCRIPTS := $(wildcard examples/*.py benchmarks/*.py)
+SCRIPTS := $(wildcard examples/*.py)
+PEERS := build/peers
 TESTING := LITELLM_LOCAL_MODEL_COST_MAP=True $(RUN) pytest -n 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -21,7 +23,7 @@ export PIP_NO_INPUT := 1
 # What the caller's shell points to must not shadow what .venv holds.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test slow faults lint format types bench clean
+.PHONY: demo test slow faults lint format types bench bench-micro clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 # Two installations in one environment at the same time would spoil it.
@@ -49,11 +51,16 @@ format: $(VENV)/.has-lint
 	$(RUN) ruff format
 
 types: $(VENV)/.has-typing
-	$(RUN) mypy chatflow tests $(SCRIPTS)
+	$(RUN) mypy chatflow tests benchmarks $(SCRIPTS)
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
-bench: $(VENV)/.has-bench
-	LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)/bin/python benchmarks/turns.py $(ARGS)
+bench: $(VENV)/.has-bench $(PEERS)/.has-bench-peers
+	$(RUN) benchmarks $(ARGS)
+
+bench-micro: $(VENV)/.has-bench
+	@mkdir -p build/bench
+	$(RUN) pytest benchmarks/micro --no-cov -p no:xdist -p no:cacheprovider --benchmark-sort=fullname \
+	  --benchmark-columns=min,median,iqr,rounds --benchmark-json=build/bench/micro.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
@@ -63,6 +70,14 @@ clean:
 $(VENV)/.has-%: pyproject.toml $(VENV)/.made
 	@echo "Installing chatflow and its '$*' group into $(VENV) ..."
 	@$(RUN) pip install --quiet --editable . --group $*
+	@touch $@
+
+# What chatflow is compared with can't all be installed beside it.
+$(PEERS)/.has-bench-peers: pyproject.toml $(VENV)/.made
+	@echo "Installing the packages to compare with into $(PEERS) ..."
+	@$(RUN) venv --clear $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(PEERS)/bin/python -m pip install --quiet --group bench-peers
 	@touch $@
 
 # The pip that comes with Python 3.11 and 3.12 knows no dependency groups: 25.1 does.

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.__main__ import main, refuse_weaker_promise
+from benchmarks.goals import GOALS, Goal
+from benchmarks.results import Cell, Results, Table
+from benchmarks.tables import show
+from benchmarks.themes import THEMES
+
+SYSTEMS: Final = ("floor-full", "sqlite-file")
+SMALLEST: Final = ("--rounds", "1", "--seconds", "0.001", "--scale", "0.0001")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_each_theme_measures_the_floor_and_chatflow(theme: str, tmp_path: Path) -> None:
+    """A theme at its smallest has every figure of its tables."""
+    systems = [name for name in SYSTEMS if name in THEMES[theme].systems]
+    folder = ["--folder", str(tmp_path), "--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
+    results = main(["--themes", theme, "--systems", *systems, *SMALLEST, *folder])
+    assert results.failures == []
+    assert len(results.tables) == len(THEMES[theme].cases(0.0001))
+    for table in results.tables:
+        for cell in table.cells.values():
+            assert cell.note is not None or len(cell.rounds) == 1
+        measured = {name for cell in table.cells.values() for figures in cell.rounds for name in figures}
+        assert {column.key for column in THEMES[theme].columns} <= measured
+    assert {f"{theme}.json", f"{theme}.md", "goals.md"} <= {path.name for path in (tmp_path / "output").iterdir()}
+
+
+def test_what_a_commit_promises_is_read_from_the_connection_that_commits(tmp_path: Path) -> None:
+    """A turn of a file commits at FULL, in a write-ahead log, and one in memory nowhere."""
+    folder = ["--folder", str(tmp_path), "--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
+    found = {
+        "floor-normal": "NORMAL, WAL",
+        "floor-memory": "in memory",
+        "sqlite-file": "FULL, WAL",
+        "no-places": "FULL, WAL",
+        "sqlite-memory": "in memory",
+        "memory": "in memory",
+    }
+    (table, _) = main(["--themes", "turn", "--systems", *found, *SMALLEST, *folder]).tables
+    assert {name: cell.facts["commits at"] for name, cell in table.cells.items()} == found
+
+
+def test_figures_of_a_weaker_promise_are_refused() -> None:
+    """A system that says FULL and flushes less often than it commits ends the run."""
+    cell = Cell(rounds=[{"fsyncs_per_1000": 990.0}], facts={"commits at": "FULL, WAL"})
+    with pytest.raises(SystemExit, match="sqlite-file says FULL"):
+        refuse_weaker_promise(Table("turn", "without a message id", {}, {"sqlite-file": cell}))
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.says)
+def test_each_goal_finds_its_figure(goal: Goal) -> None:
+    """Where all themes have run in full, no goal is left without a figure."""
+    results = Results({}, [])
+    for name, theme in THEMES.items():
+        figures = {column.key: 7.0 for column in theme.columns}
+        for case in theme.cases(1):
+            cells = {system: Cell(rounds=[dict(figures)]) for system in case.systems or theme.systems}
+            results.tables.append(Table(name, case.name, case.settings, cells))
+    assert list(goal.measured(results)) != []
+
+
+def test_a_system_that_can_not_take_part_says_so_in_its_row() -> None:
+    """A table has a row for a package that has no such thing, with the reason."""
+    cells = {"floor-full": Cell(rounds=[{"median_us": 12.0}]), "langgraph": Cell(note="keeps no message ids")}
+    lines = show(Table("dedup", "0 ids stored", {}, cells)).splitlines()
+    assert lines[2].startswith("| sqlite3 by hand, FULL (the floor)")
+    assert lines[3].startswith("| langgraph AsyncSqliteSaver (keeps no message ids) |")

@@ -16,21 +16,24 @@ from benchmarks.systems import SYSTEMS
 class Plot:
     """A theme's figure over the size of its cases."""
 
+    name: str
     theme: str
     size: str
     key: str
-    factor: float
     across: str
     up: str
 
 
+_HISTORY: Final = ("history", "size")
+_STORE: Final = ("store", "size")
+_TOGETHER: Final = ("together", "count")
 PLOTS: Final = (
-    Plot("history", "size", "median_us", 1, "messages in the conversation", "a turn, µs"),
-    Plot("history", "size", "load_ms", 1, "messages in the conversation", "loading them, ms"),
-    Plot("store", "size", "median_us", 1, "conversations in the store", "a turn, µs"),
-    Plot("store", "size", "load_ms", 1, "conversations in the store", "loading one, ms"),
-    Plot("together", "count", "turns_per_second", 1, "conversations at once", "turns/s"),
-    Plot("together", "count", "acknowledged_p99_ms", 1, "conversations at once", "commit acknowledged, p99 ms"),
+    Plot("history-turn", *_HISTORY, "median_us", "messages in the conversation", "a turn, µs"),
+    Plot("history-load", *_HISTORY, "load_ms", "messages in the conversation", "loading them, ms"),
+    Plot("store-turn", *_STORE, "median_us", "conversations in the store", "a turn, µs"),
+    Plot("store-load", *_STORE, "load_ms", "conversations in the store", "loading one, ms"),
+    Plot("together-turns", *_TOGETHER, "turns_per_second", "conversations at once", "turns/s"),
+    Plot("together-acknowledged", *_TOGETHER, "acknowledged_p99_ms", "conversations at once", "p99 until durable, ms"),
 )
 
 
@@ -53,7 +56,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
         axes.set(xscale="log", yscale="log", xlabel=plot.across, ylabel=plot.up)
         axes.grid(alpha=0.3, which="both")
         figure.legend(loc="outside right upper", fontsize="small", frameon=False)
-        path = folder / f"{plot.theme}-{plot.key.rpartition('_')[0]}.png"
+        path = folder / f"{plot.name}.png"
         figure.savefig(path, dpi=120)
         written.append(path)
     return written
@@ -61,7 +64,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 def _line(axes: object, plot: Plot, tables: Sequence[Table], name: str) -> None:
     points = [
-        (table.settings[plot.size], [value * plot.factor for value in cell.values(plot.key)])
+        (table.settings[plot.size], cell.values(plot.key))
         for table in tables
         if (cell := table.cells.get(name)) is not None and cell.rounds
     ]

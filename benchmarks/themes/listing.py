@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,7 @@ class Listing(Theme):
         async def all_pages() -> None:
             found, after = await system.page(None)
             while after is not None:
+                await asyncio.sleep(0)  # as a loop that has other things to do
                 count, after = await system.page(after)
                 found += count
             if found != settings["count"]:

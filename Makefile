@@ -63,7 +63,7 @@ bench-micro: $(VENV)/.has-bench
 	  --benchmark-columns=min,median,iqr,rounds --benchmark-json=build/bench/micro.json $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
+	rm -rf $(VENV) .benchmarks .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp a dependency group: the package itself, editable, and what the group names.

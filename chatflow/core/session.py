@@ -449,6 +449,9 @@ class AgentSession(Handle):
             if isinstance(checkpoint, Checkpoint):
                 self._refuse_stale(checkpoint, working)
                 working.restore(checkpoint.snapshot)
+                if checkpoint.turn is None:
+                    # Exactly what was stored, also where fewer turns are kept by now: the next turn prunes.
+                    working.max_turns = max(working.max_turns, working.window.turns)
             else:
                 self._refuse_meaningless(checkpoint, working)
                 working.restore_length(checkpoint)

@@ -435,6 +435,19 @@ def test_rollback_to_checkpoint_without_loop(store: BaseSessionStore) -> None:
         asyncio.run(session.rollback_to(token))
 
 
+async def test_rollback_outside_prunes_nothing(open_store: OpenStore, restart: Restart) -> None:
+    """Outside a turn, going back restores what was stored, also where the store keeps fewer turns by now."""
+    store = open_store()
+    await say(await store.get_or_create("s", SUPPORT), "a", "b")
+    store = await restart(store, default_max_turns=1)
+    session = await store.get_or_create("s", SUPPORT)
+    before = texts(session.history)
+    await session.rollback_to(session.checkpoint())
+    assert texts(session.history) == before == ["a", "a!", "b", "b!"]
+    await say(session, "c")
+    assert texts(session.history) == ["c", "c!"]
+
+
 async def test_rollback_drops_waiting_changes(store: BaseSessionStore) -> None:
     """A rollback outside a turn goes back on changes that wait, and keeps those that waited at the checkpoint."""
     session = await store.get_or_create("s", SUPPORT)

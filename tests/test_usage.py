@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from chatflow import Agent, AgentSession, EngineReply, Message, Role, Runner, ScriptedEngine, ToolCall, tool
 from chatflow.core.messages import MODEL_KEY
 from chatflow.core.usage import added, checked_spent, spent_on, usage_of
-from chatflow.core.values import EMPTY, freeze
+from chatflow.core.values import EMPTY, MAX_DEPTH, freeze
 from tests import strategies as drawn
 from tests.strategies import exactly
 
@@ -35,6 +36,21 @@ def test_leaves_out_what_is_no_number(other: object) -> None:
     """What a provider says beside numbers is not counted, and a number after it is."""
     assert added({"a": 1}, {"a": other, "b": 2}) == {"a": 1, "b": 2}
     assert added({"a": other}, {"a": 3}) == {"a": 3}
+
+
+def test_more_than_a_float_holds() -> None:
+    """Counts that no float can hold add up to infinity with a float, and fail nothing."""
+    assert added({"a": 10**400}, {"a": 0.5}) == {"a": math.inf}
+
+
+def test_nested_deeper_than_any_provider_counts() -> None:
+    """What nests deeper than is summed is left out, so that a sum never nests deeper than can be kept."""
+    deep: dict[str, Any] = {"n": 1}
+    for _ in range(MAX_DEPTH - 2):
+        deep = {"in": deep}
+    spent = spent_on([costing(n=2, deep=deep)])
+    assert spent["total"]["n"] == 2
+    assert freeze(spent, "") == spent
 
 
 def test_by_agent_model_and_turn() -> None:

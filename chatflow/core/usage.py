@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -27,18 +28,42 @@ class Usage:
 
 def added(total: object, counts: Mapping[str, Any]) -> FrozenDict:
     """*total* with *counts* added, also those in mappings inside; what is no number is left out."""
-    known = cast("Mapping[str, Any]", total) if isinstance(total, dict) else EMPTY
-    summed: dict[str, Any] = dict(known)
+    summed: dict[str, Any] = {}
+    if isinstance(total, Mapping):
+        _add(summed, cast("Mapping[str, Any]", total), _DEEPEST)
+    _add(summed, counts, _DEEPEST)
+    return cast("FrozenDict", _frozen(summed))
+
+
+def _add(summed: dict[str, Any], counts: Mapping[str, Any], levels: int) -> None:
     for name, count in counts.items():
-        before = summed.get(name)
         if type(count) in _NUMBERS:
-            summed[name] = count + before if type(before) in _NUMBERS else count
-        elif isinstance(count, Mapping):
-            summed[name] = added(before, cast("Mapping[str, Any]", count))
-    return FrozenDict(summed)
+            before: Any = summed.get(name)
+            summed[name] = _sum(before, count) if type(before) in _NUMBERS else count
+        elif levels and isinstance(count, Mapping):
+            inner = summed.get(name)
+            if not isinstance(inner, dict):
+                inner = summed[name] = {}
+            _add(cast("dict[str, Any]", inner), cast("Mapping[str, Any]", count), levels - 1)
+
+
+def _sum(one: float, other: float) -> float:
+    try:
+        return one + other
+    except OverflowError:  # an int that no float can hold, and a float
+        return math.inf
+
+
+def _frozen(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return FrozenDict({name: _frozen(item) for name, item in cast("dict[str, Any]", value).items()})
 
 
 _NUMBERS: Final = frozenset({int, float})
+
+_DEEPEST: Final = 8
+"""Levels of mappings that are summed. No provider has more than two; what is summed must nest less than can be kept."""
 
 
 def spent_on(messages: Iterable[Message], before: FrozenDict = EMPTY) -> FrozenDict:
@@ -46,16 +71,24 @@ def spent_on(messages: Iterable[Message], before: FrozenDict = EMPTY) -> FrozenD
 
     *before* itself where they have cost nothing.
     """
+    summed: dict[str, Any] | None = None
     for message in messages:
         if message.usage is not None:
-            parts = {"total": message.usage}
-            if message.agent_name is not None:
-                parts["by_agent"] = {message.agent_name: message.usage}
-            model = message.extra.get(MODEL_KEY)
-            if isinstance(model, str):
-                parts["by_model"] = {model: message.usage}
-            before = added(before, parts)
-    return before
+            if summed is None:
+                summed = {}
+                _add(summed, before, _DEEPEST + 2)
+            _add(summed, _parts(message, message.usage), _DEEPEST + 2)
+    return before if summed is None else cast("FrozenDict", _frozen(summed))
+
+
+def _parts(message: Message, usage: Mapping[str, Any]) -> dict[str, Any]:
+    parts: dict[str, Any] = {"total": usage}
+    if message.agent_name is not None:
+        parts["by_agent"] = {message.agent_name: usage}
+    model = message.extra.get(MODEL_KEY)
+    if isinstance(model, str):
+        parts["by_model"] = {model: usage}
+    return parts
 
 
 def checked_spent(value: FrozenDict) -> FrozenDict:

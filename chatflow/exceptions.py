@@ -513,11 +513,14 @@ class EngineOutputError(EngineError):
 class ToolError(ChatflowError):
     """A tool can't be built, or its call can't be made.
 
+    A tool raises one to say that it has failed, and why: ``raise ToolError("There is no order of this number.")``. The
+    model is told the message.
+
     Attributes:
-        tool: The tool's name.
+        tool: The tool's name, where it is not clear from the call.
     """
 
-    def __init__(self, message: str, *, tool: str) -> None:
+    def __init__(self, message: str, *, tool: str | None = None) -> None:
         self.tool = tool
         super().__init__(message)
 

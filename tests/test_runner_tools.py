@@ -13,10 +13,11 @@ import pytest
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply
 from chatflow.core.events import ToolFinished, ToolStarted
-from chatflow.core.messages import Handoff, ImagePart, Role, ToolCall, ToolResult
+from chatflow.core.messages import Handoff, ImagePart, Role, TextPart, ToolCall, ToolResult
 from chatflow.core.tools import ToolContext, tool
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.engines.scripted import Scripted, ScriptedEngine
+from chatflow.exceptions import ToolError
 from chatflow.runner import Runner
 from tests.runs import Barrier, results, session_of
 
@@ -295,6 +296,54 @@ async def test_tool_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert record.getMessage() == f"session 's': tool 'fail' failed (reference {reference[1]})"
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "password=hunter2"
+
+
+@pytest.mark.parametrize(("text", "told"), [("No such order.", "No such order."), ("", "The tool failed.")])
+async def test_tool_that_says_why_it_fails(caplog: pytest.LogCaptureFixture, text: str, told: str) -> None:
+    """A tool that raises a ToolError is an error result with its text, which the log does not have."""
+
+    async def fail() -> None:
+        raise ToolError(text)
+
+    (result,) = await results_of(runner_of(agent_with(fail), CALL("fail")))
+    assert result == ToolResult(tool_call_id="call_1", name="fail", content=told, is_error=True)
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.getMessage() == "session 's': tool 'fail' failed, and says why to the model"
+
+
+async def test_long_text_of_a_failure() -> None:
+    """What a ToolError says is cut as results are."""
+
+    def fail() -> None:
+        raise ToolError("a" * 200)
+
+    runner = runner_of(agent_with(fail), CALL("fail"), max_result_characters=100)
+    (result,) = await results_of(runner)
+    assert (len(result.content), result.is_error) == (100, True)
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_tool_that_returns_a_result(is_error: bool) -> None:
+    """A result that a tool returns is taken for its content, and for whether it is an error; it is the call's."""
+
+    async def look() -> ToolResult:
+        content = ["seen", ImagePart(data=b"png")]
+        return ToolResult(tool_call_id="mine", name="mine", content=content, is_error=is_error)
+
+    (result,) = await results_of(runner_of(agent_with(look), CALL("look")))
+    assert (result.tool_call_id, result.name, result.is_error) == ("call_1", "look", is_error)
+    assert result.parts == (TextPart("seen"), ImagePart(data=b"png"))
+
+
+async def test_result_that_holds_what_cant_be_stored() -> None:
+    """A result that a tool returns is refused like any other value where its content can't be stored."""
+
+    async def look() -> ToolResult:
+        return ToolResult(tool_call_id="", name="", content=[object()])
+
+    (result,) = await results_of(runner_of(agent_with(look), CALL("look")))
+    assert (result.is_error, "result[0] is of a kind that can't be stored" in result.content) == (True, True)
 
 
 @pytest.mark.parametrize("error", [ExceptionGroup("several", [OSError()]), StopIteration(), TimeoutError("mine")])

@@ -34,7 +34,7 @@ async def test_sample() -> None:
 
     names: dict[str, Any] = {name: getattr(chatflow, name) for name in chatflow.__all__}
     names |= {"scan_of": scan_of, "Runner": Runner}
-    (sample,) = blocks(PAGE, "python")
+    sample, _ = blocks(PAGE, "python")
     await run(sample, names)
     assert names["response"].content == "It says 12 euros."
     (result,) = results(await session_of(names["runner"], "conversation-7"))
@@ -43,6 +43,18 @@ async def test_sample() -> None:
         ImagePart(data=b"404", media_type="image/png"),
     )
     assert engine.requests[-1].messages[-1].tool_results == (result,)
+
+
+async def test_failing_sample() -> None:
+    """The page's tool that fails tells the model why."""
+    names: dict[str, Any] = {name: getattr(chatflow, name) for name in chatflow.__all__}
+    _, sample = blocks(PAGE, "python")
+    await run(sample, names)
+    engine = ScriptedEngine([ScriptedEngine.call("cancel_order", order_id="5")], default="Which one?")
+    runner = chatflow.Runner(chatflow.Agent("Support", tools=[names["cancel_order"]], engine=engine))
+    await runner.run_async("conversation-7", "Cancel order 5.")
+    (result,) = results(await session_of(runner, "conversation-7"))
+    assert (result.is_error, result.content.startswith("There is no order of this number.")) == (True, True)
 
 
 @pytest.mark.parametrize(

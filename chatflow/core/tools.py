@@ -68,7 +68,9 @@ class Tool:
     annotated `ToolContext` is filled in, and what `functools.partial` bound stays bound; a model sees neither.
     ``*args`` and ``**kwargs`` are refused: a model could not know what to send.
 
-    It may return any value that a message can hold, parts among them (`ToolResult`), or a `Handoff`.
+    It may return any value that a message can hold, parts among them (`ToolResult`), or a `Handoff`. A `ToolResult` is
+    taken for its content and *is_error*; its id and name are the call's. Raising a `ToolError` tells the model why the
+    tool has failed; of any other exception it is told a reference to the log alone.
 
     Decorating a method in a class makes the tool of each instance: ``Agent(tools=[warehouse.look_up])``.
 

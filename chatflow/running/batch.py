@@ -22,7 +22,7 @@ from chatflow.core.messages import Handoff, Message, ToolCall, ToolResult, freez
 from chatflow.core.session import AgentSession
 from chatflow.core.tools import Tool, ToolContext
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, parse_arguments
-from chatflow.exceptions import ToolArgumentError, UnstorableValueError, cut, listed, shorten
+from chatflow.exceptions import ToolArgumentError, ToolError, UnstorableValueError, cut, listed, shorten
 from chatflow.running.results import ResultLimits
 
 logger = logging.getLogger("chatflow.runner")
@@ -186,6 +186,9 @@ class Batch:
                 return self._interrupted(call)  # the tool took them when it was called
             self._log(call, "was called with arguments that it does not take")
             return error_result(call, str(error))
+        except ToolError as error:
+            self._log(call, "failed, and says why to the model")
+            return self.limited(error_result(call, str(error) or "The tool failed."))
         except (Exception, asyncio.CancelledError) as error:
             # A tool may raise anything, also what a cancelled task of its own has ended with.
             if is_cancellation(error):
@@ -199,6 +202,9 @@ class Batch:
     def _kept(self, call: ToolCall, value: Any) -> ToolResult | Handoff:
         if isinstance(value, Handoff):
             return value
+        is_error = False
+        if isinstance(value, ToolResult):
+            value, is_error = value.content, value.is_error
         try:
             content = freeze_result(value, "result")
         except UnstorableValueError as error:
@@ -208,7 +214,7 @@ class Batch:
                 f"The tool was run, but its result can't be kept: {cut(error.path, 200)} is of a kind that can't be"
                 " stored.",
             )
-        return self.limited(ToolResult(tool_call_id=call.id, name=call.name, content=content))
+        return self.limited(ToolResult(tool_call_id=call.id, name=call.name, content=content, is_error=is_error))
 
     def _context(self, index: int) -> ToolContext:
         session, call = self.session, self.message.tool_calls[index]

@@ -20,7 +20,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.approvals import Decision
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.budget import OnContextWindow, check_max_prompt_tokens
-from chatflow.core.engine import Engine
+from chatflow.core.engine import Engine, check_engine
 from chatflow.core.events import Report
 from chatflow.core.finish import apart, finish
 from chatflow.core.memory import SessionStore
@@ -147,8 +147,8 @@ class Runner:
             raise TypeError(f"starting_agent must be an Agent, not {type(starting_agent).__name__}")
         if session_store is not None and not isinstance(session_store, BaseSessionStore):
             raise TypeError(f"session_store must be a session store, not {type(session_store).__name__}")
-        if engine is not None and not callable(getattr(engine, "generate", None)):
-            raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
+        if engine is not None:
+            check_engine(engine)
         if on_lost_service_session not in get_args(OnLostServiceSession):
             raise ValueError(f"on_lost_service_session must be 'raise' or 'replay', not {on_lost_service_session!r}")
         if on_context_window not in get_args(OnContextWindow):

@@ -9,6 +9,7 @@ import pytest
 from chatflow.core.agent import Agent
 from chatflow.core.messages import Handoff
 from chatflow.core.tools import Tool, ToolContext, tool
+from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import HandoffError, ToolError
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def test_refused_name_or_model(argument: str, value: Any, error: type[Exception]
         ({"instructions": lambda *, tone: ""}, "takes the session or nothing, and this one needs tone"),
         ({"instructions": min}, "wrap it in a function of your own"),
         ({"engine": "gpt-4o"}, r"engine must have an async method generate\(request\); str has none"),
+        ({"engine": ScriptedEngine}, r"engine must be an instance: ScriptedEngine\(...\), not the class itself"),
         ({"tools": look_up}, "tools must be a list or the like, not function"),
         ({"tools": "look_up"}, "tools must be a list or the like, not str"),
         ({"tools": [5]}, "a tool is made from a function, method or callable object, not int"),
@@ -105,6 +107,13 @@ def test_refused_argument(arguments: dict[str, Any], message: str) -> None:
     """An argument of a wrong type is refused when the agent is made."""
     with pytest.raises(TypeError, match=message):
         Agent("Support", **arguments)
+
+
+@pytest.mark.parametrize("name", ["instructions", "messages", "model", "stream", "tools"])
+def test_setting_that_is_none(name: str) -> None:
+    """A setting that every request has otherwise is refused when the agent is made, with what to do instead."""
+    with pytest.raises(ValueError, match=rf"^settings can't hold '{name}': (give|call|they are)"):
+        Agent("Support", settings={name: True})
 
 
 def test_functions_become_tools() -> None:

@@ -22,6 +22,7 @@ from chatflow.exceptions import (
     SessionStateError,
 )
 from chatflow.runner import Runner
+from chatflow.running.compacting import Compactor
 from chatflow.running.registry import Registry
 from tests.runs import Barrier, PausingEngine, session_of, texts
 
@@ -128,6 +129,18 @@ async def test_reply_of_wrong_type() -> None:
     with pytest.raises(TypeError, match=r"Wrong.generate\(\) must return an EngineReply, not str"):
         await runner.run_async("s", "hi")
     assert len((await session_of(runner)).history) == 0
+
+
+async def test_generate_that_is_not_async() -> None:
+    """An engine whose generate is no async method fails the turn, and is named."""
+
+    class Plain:
+        def generate(self, request: EngineRequest) -> Any:
+            return EngineReply(text="hello")
+
+    runner = Runner(Agent("Support"), engine=Plain())
+    with pytest.raises(TypeError, match=r"^Plain.generate\(\) must be async: it returned EngineReply, which can't be"):
+        await runner.run_async("s", "hi")
 
 
 async def test_usage_is_summed() -> None:
@@ -573,6 +586,8 @@ def test_attributes() -> None:
         ("starting_agent", "Support", "starting_agent must be an Agent, not str"),
         ("session_store", {}, "session_store must be a session store, not dict"),
         ("engine", "gpt-4o", r"engine must have an async method generate\(request\); str has none"),
+        ("engine", ScriptedEngine, r"engine must be an instance: ScriptedEngine\(...\), not the class itself"),
+        ("compactor", Compactor, r"a compactor must be an instance: Compactor\(...\), not the class itself"),
         ("max_handoffs_per_turn", True, "max_handoffs_per_turn must be an integer, not True"),
         ("max_tool_iterations", 2.5, "max_tool_iterations must be an integer, not 2.5"),
         ("max_concurrent_turns", "4", "max_concurrent_turns must be an integer, not '4'"),

@@ -243,6 +243,18 @@ async def test_count_of_wrong_type(tokens: Any) -> None:
         await talk(runner, "one")
 
 
+async def test_count_that_is_not_async() -> None:
+    """An engine whose count_tokens is no async method fails the turn, and is named."""
+
+    class Counting(ScriptedEngine):
+        def count_tokens(self, request: EngineRequest) -> int:  # type: ignore[override]
+            return 5
+
+    runner = Runner(Agent("Support"), engine=Counting(default="yes"), max_prompt_tokens=5)
+    with pytest.raises(TypeError, match=r"^Counting.count_tokens\(\) must be async: it returned int, which can't be"):
+        await talk(runner, "one")
+
+
 async def test_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """What is left out is logged once a turn, by counts."""
     caplog.set_level(logging.INFO, "chatflow")

@@ -574,3 +574,21 @@ async def test_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message for record in caplog.records if record.name == "chatflow.runner"] == [
         "session 's': a summary stands for 2 more messages"
     ]
+
+
+def plain(messages: Sequence[Message]) -> Any:
+    """A function that is not async."""
+    return "a summary"
+
+
+class PlainSummary:
+    def __call__(self, messages: Sequence[Message]) -> Any:
+        return "a summary"
+
+
+@pytest.mark.parametrize(("function", "name"), [(plain, "plain"), (PlainSummary(), "PlainSummary")])
+async def test_summary_that_is_not_async(caplog: pytest.LogCaptureFixture, function: Any, name: str) -> None:
+    """A function that is not async makes no summary, and the log names it."""
+    runner = runner_of(function)
+    await talk(runner, *numbers[:5])
+    assert f"TypeError: compactor {name} must be async: it returned str, which can't be awaited" in caplog.text

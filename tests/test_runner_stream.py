@@ -907,6 +907,11 @@ async def test_whole_reply_without_pieces() -> None:
             (EngineReply(), TextDelta("x")),
             r"InPieces.stream\(\) must end with its EngineReply, and gave TextDelta after it",
         ),
+        (
+            (TextDelta("one "), TextDelta("three"), EngineReply(text="one two")),
+            r"InPieces.stream\(\) must end with an EngineReply whose text is what its TextDelta pieces told, joined",
+        ),
+        ((TextDelta("one"), EngineReply()), r"InPieces.stream\(\) must end with an EngineReply whose text is what"),
     ],
 )
 async def test_wrong_pieces(pieces: tuple[Any, ...], message: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, overload
 
 from chatflow.core.budget import check_max_prompt_tokens
+from chatflow.core.engine import DECIDED_ELSEWHERE, check_engine
 from chatflow.core.handoffs import handoff_tool, handoff_tool_name
 from chatflow.core.output import Output
 from chatflow.core.providers import ContextProvider, HistoryProvider, OnError
@@ -60,8 +61,8 @@ class Agent:
         ToolError: A function can't be made a tool, or two tools have one name.
         HandoffError: Two different agents have one name, or names that give one tool name, or it names itself.
         TypeError: An argument is of a wrong type, or *output_type* can't be described to a model.
-        ValueError: *name*, *model* or a setting's name is blank, or two providers have one name or both choose the
-            history, or *max_prompt_tokens* is below 1.
+        ValueError: *name*, *model* or a setting's name is blank, or a setting is what every request has otherwise, such
+            as ``model``, or two providers have one name or both choose the history, or *max_prompt_tokens* is below 1.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Agent:
         self._model: Final = _named("model", model)
         self._takes_session: Final = _takes_session(instructions)
         self._instructions: Final = instructions
-        if engine is not None and not callable(getattr(engine, "generate", None)):
-            raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
+        if engine is not None:
+            check_engine(engine)
         self._engine: Final = engine
         self._context_providers: Final = _providers(context_providers)
         if not isinstance(settings, Mapping):
             raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
-        self._settings: Final = FrozenDict({_named("a setting's name", name): settings[name] for name in settings})
+        self._settings: Final = FrozenDict({_setting(name): settings[name] for name in settings})
         self._output_type: Final = output_type
         self._output: Final = None if output_type is None else self._described(output_type)
         self._max_prompt_tokens: Final = check_max_prompt_tokens(max_prompt_tokens)
@@ -472,6 +473,13 @@ def _named(argument: str, value: object) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{argument} must be text that UTF-8 can encode, and is {value!r}") from error
     return str.__str__(value)  # of an enum's member, its value
+
+
+def _setting(name: object) -> str:
+    name = _named("a setting's name", name)
+    if name in DECIDED_ELSEWHERE:
+        raise ValueError(f"settings can't hold {name!r}: {DECIDED_ELSEWHERE[name]}")
+    return name
 
 
 def _several(argument: str, values: Any) -> Iterable[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
 
@@ -14,6 +15,16 @@ from chatflow.core.values import EMPTY
 if TYPE_CHECKING:
     from chatflow.core.agent import Agent
     from chatflow.core.tools import Tool
+
+
+DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
+    "instructions": "give them to Agent(instructions=...)",
+    "messages": "they are the conversation",
+    "model": "give it to Agent(model=...) or to the engine",
+    "stream": "call run_stream in place of run",
+    "tools": "give them to Agent(tools=...)",
+}
+"""Names that no setting may have, whatever the engine, and what to do instead."""
 
 
 def _messages(items: Iterable[Message]) -> tuple[Message, ...]:
@@ -77,7 +88,8 @@ class Engine(Protocol):
 
     An engine that can reply in pieces has another one, ``async def stream(request)``, an async generator that is asked
     in place of `generate` where somebody listens. It yields `TextDelta` and `ReasoningDelta`, without an agent's name,
-    as they come, and at the end one `EngineReply`: the whole, equal to what `generate` would have returned. It raises
+    as they come, and at the end one `EngineReply`: the whole, equal to what `generate` would have returned. Joined, the
+    text of its pieces is the text of its reply. It raises
     what `generate` does, and `ServiceSessionLostError` before its first piece. A reply of which it gave no text is told
     as one piece, as is the reply of an engine without it. It is run to its end, or closed, in the task that began it.
 
@@ -97,6 +109,43 @@ class Engine(Protocol):
             ServiceSessionLostError: The service knows nothing of the request's *service_session_id*.
         """
         ...
+
+
+def check_engine(engine: object) -> None:
+    """Refuse what can't be an engine.
+
+    Raises:
+        TypeError: It is a class, or has no method ``generate``.
+    """
+    if isinstance(engine, type):
+        raise TypeError(f"engine must be an instance: {engine.__name__}(...), not the class itself")
+    if not callable(getattr(engine, "generate", None)):
+        raise TypeError(f"engine must have an async method generate(request); {type(engine).__name__} has none")
+
+
+async def generated(engine: Engine, request: EngineRequest) -> EngineReply:
+    """What *engine* replies.
+
+    Raises:
+        TypeError: That is no reply.
+        Exception: Whatever the engine raises, unchanged.
+    """
+    what = f"{type(engine).__name__}.generate()"
+    reply = await awaited(engine.generate(request), what)
+    if not isinstance(reply, EngineReply):
+        raise TypeError(f"{what} must return an EngineReply, not {type(reply).__name__}")
+    return reply
+
+
+async def awaited(made: object, what: str) -> Any:
+    """What comes of *made*, which *what* has returned.
+
+    Raises:
+        TypeError: It can't be awaited.
+    """
+    if not inspect.isawaitable(made):
+        raise TypeError(f"{what} must be async: it returned {type(made).__name__}, which can't be awaited")
+    return await made
 
 
 def stream_of(engine: Engine) -> Callable[[EngineRequest], AsyncGenerator[ReplyPart]] | None:

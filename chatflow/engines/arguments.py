@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from chatflow.core.engine import EngineRequest
+from chatflow.core.engine import DECIDED_ELSEWHERE, EngineRequest
+from chatflow.core.messages import Role
 from chatflow.engines.common_form import provider_of
 from chatflow.engines.litellm_form import to_litellm_messages, to_litellm_tools, tools_of_the_past
 from chatflow.engines.responses_form import (
@@ -20,29 +21,24 @@ from chatflow.engines.responses_form import (
 from chatflow.engines.schema_form import form_of, takes_both, with_schema
 from chatflow.engines.thoughts import without_thinking_where_none_began
 
-_OURS: Final = frozenset(
-    {
-        "api_base",
-        "api_key",
-        "background",
-        "context_window_fallback_dict",
-        "conversation",
-        "fallbacks",
-        "input",
-        "instructions",
-        "max_retries",
-        "messages",
-        "model",
-        "n",
-        "num_retries",
-        "previous_response_id",
-        "retry_policy",
-        "stream",
-        "timeout",
-        "tools",
-        "use_chat_completions_api",
-    }
-)
+_OURS: Final[Mapping[str, str]] = {
+    **DECIDED_ELSEWHERE,
+    "api_base": "give it to LiteLLMEngine(api_base=...)",
+    "api_key": "give it to LiteLLMEngine(api_key=...)",
+    "background": "an answer is waited for",
+    "context_window_fallback_dict": "see Runner(on_context_window=...)",
+    "conversation": "a session has it: agent.get_session(id)",
+    "fallbacks": "name them with LiteLLMEngine(models=[...])",
+    "input": "it is the conversation",
+    "max_retries": "see LiteLLMEngine(attempts=...)",
+    "n": "there is one answer to a request",
+    "num_retries": "see LiteLLMEngine(attempts=...)",
+    "previous_response_id": "a session has it: agent.get_session(id)",
+    "retry_policy": "see LiteLLMEngine(attempts=...)",
+    "timeout": "give it to LiteLLMEngine(timeout=...)",
+    "use_chat_completions_api": "see LiteLLMEngine(service_history=...)",
+}
+"""Settings that the engine itself decides about, and what to do instead."""
 
 _ONLY_WITH_TOOLS: Final = ("parallel_tool_calls", "tool_choice")
 """Settings that providers refuse in a request that names no tools, such as the last one of a turn."""
@@ -70,7 +66,7 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"settings must be a mapping, not {type(settings).__name__}")
     for name in settings:
         if name in _OURS:
-            raise ValueError(f"settings can't hold {name!r}: the engine itself decides about it")
+            raise ValueError(f"settings can't hold {name!r}: {_OURS[name]}")
     return dict(settings)
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.budget import OnContextWindow, Windows
-from chatflow.core.engine import Engine, EngineReply, EngineRequest, service_of, stream_of
+from chatflow.core.engine import Engine, EngineReply, EngineRequest, generated, service_of, stream_of
 from chatflow.core.events import Report, RunEvent, TextDelta
 from chatflow.core.messages import Message, Role
 from chatflow.core.prompt import to_prompt
@@ -200,11 +200,7 @@ class Asking:
                 report(event)
 
             return await joined(in_pieces(request), request, telling, type(engine).__name__)
-        reply = await engine.generate(request)
-        if not isinstance(reply, EngineReply):
-            raise TypeError(
-                f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
-            )
+        reply = await generated(engine, request)
         if report is not None and reply.text:
             report(TextDelta(reply.text, request.agent.name))
         return reply

@@ -12,7 +12,7 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.compaction import SUMMARY, SUMMARY_KEY, Leaving, is_summary
-from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.engine import Engine, EngineRequest, awaited, generated
 from chatflow.core.finish import is_cancellation
 from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.core.prompt import to_prompt
@@ -68,6 +68,8 @@ class Compactor:
     def __init__(
         self, summariser: Agent | Summarise | None = None, *, keep_turns: int | None = None, timeout: float | None = 30
     ) -> None:
+        if isinstance(summariser, type):
+            raise TypeError(f"a compactor must be an instance: {summariser.__name__}(...), not the class itself")
         if summariser is not None and not isinstance(summariser, Agent) and not callable(summariser):
             raise TypeError(
                 f"a compactor needs an agent, or an async function of messages, not {type(summariser).__name__}"
@@ -131,18 +133,13 @@ class Compacting:
         if summariser is None:
             summariser = Agent(_NAME, INSTRUCTIONS, self.answered.model, engine=self.answered.engine)
         if not isinstance(summariser, Agent):
-            return _summary(await summariser(messages))
+            return _summary(await awaited(summariser(messages), f"compactor {_name_of(summariser)}"))
         engine = self.engine_for(summariser)
         instructions = await summariser.render_instructions(self.turn.session)
         question = Message(Role.USER, f"The conversation:\n\n{transcript(messages)}")
         prompt = to_prompt([question], instructions)
-        reply = await engine.generate(
-            EngineRequest(agent=summariser, messages=prompt.messages, settings=summariser.settings)
-        )
-        if not isinstance(reply, EngineReply):
-            raise TypeError(
-                f"{type(engine).__name__}.generate() must return an EngineReply, not {type(reply).__name__}"
-            )
+        request = EngineRequest(agent=summariser, messages=prompt.messages, settings=summariser.settings)
+        reply = await generated(engine, request)
         model = {MODEL_KEY: reply.extra[MODEL_KEY]} if MODEL_KEY in reply.extra else {}
         self.reply = _summary(reply.text or "", agent_name=summariser.name, usage=reply.usage, extra=model)
         return self.reply
@@ -151,6 +148,10 @@ class Compacting:
 def as_compactor(given: Compactor | Agent | Summarise) -> Compactor:
     """*given* itself, or the compactor that is made of it."""
     return given if isinstance(given, Compactor) else Compactor(given)
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _refuse(summary: Message, working: Working, changes: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from chatflow.core.agent import Agent
 from chatflow.core.budget import Windows
-from chatflow.core.engine import Engine, EngineRequest, counter_of
+from chatflow.core.engine import Engine, EngineRequest, awaited, counter_of
 from chatflow.exceptions import ContextWindowError, shorten
 
 
@@ -23,7 +23,7 @@ async def count_of(engine: Engine, request: EngineRequest) -> int:
             f" {shorten(request.agent.name)}, can't: give it an async method count_tokens(request) that returns the"
             " number, or leave max_prompt_tokens out"
         )
-    tokens: object = await count(request)
+    tokens: object = await awaited(count(request), f"{name}.count_tokens()")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
         raise TypeError(f"{name}.count_tokens() must return a number of tokens, not {shorten(tokens)}")
     return tokens

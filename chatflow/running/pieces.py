@@ -23,7 +23,7 @@ async def joined(parts: object, request: EngineRequest, report: Report, engine: 
         raise TypeError(f"{engine}.stream() must be an async generator, not return {type(parts).__name__}")
     pieces = cast("AsyncGenerator[object]", parts)
     whole: EngineReply | None = None
-    is_told = False
+    told: list[str] = []
     async with aclosing(pieces):
         async for piece in pieces:
             if whole is not None:
@@ -36,13 +36,25 @@ async def joined(parts: object, request: EngineRequest, report: Report, engine: 
                     f" {_kind(piece)}"
                 )
             elif piece.text:  # providers send empty ones
-                is_told = is_told or isinstance(piece, TextDelta)
+                if isinstance(piece, TextDelta):
+                    told.append(piece.text)
                 report(attrs.evolve(piece, agent_name=request.agent.name))
     if whole is None:
         raise TypeError(f"{engine}.stream() must end with an EngineReply, and gave none")
-    if whole.text and not is_told:
-        report(TextDelta(whole.text, request.agent.name))
+    rest = _untold(whole.text or "", told, engine)
+    if rest:
+        report(TextDelta(rest, request.agent.name))
     return whole
+
+
+def _untold(text: str, told: list[str], engine: str) -> str:
+    """What is still to be told of a reply's text: all or nothing."""
+    if told and "".join(told) != text:
+        raise TypeError(
+            f"{engine}.stream() must end with an EngineReply whose text is what its TextDelta pieces told, joined; its"
+            " text is another"
+        )
+    return "" if told else text
 
 
 def _kind(value: object) -> str:

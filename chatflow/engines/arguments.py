@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -79,7 +79,7 @@ def completion_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: b
     options = {"stream_options": {"include_usage": True}} if stream else {}
     arguments: dict[str, Any] = {**options, **settings, **checked_settings(request.settings)}
     tools = to_litellm_tools(request.tools)
-    _fit(arguments, tools=bool(tools), stream=stream)
+    _fit(arguments, request, stream=stream)
     if not tools and provider in {"anthropic", "bedrock", "vertex_ai"}:
         tools = tools_of_the_past(request.messages)
         if tools and provider != "bedrock":
@@ -109,7 +109,7 @@ def responses_arguments(asked: Asked, settings: Mapping[str, Any], *, stream: bo
         "store": True,  # a service's default need not be OpenAI's
     }
     tools = to_responses_tools(request.tools)
-    _fit(arguments, tools=bool(tools), stream=stream)
+    _fit(arguments, request, stream=stream)
     if tools:
         arguments["tools"] = tools
     messages, schema = request.messages, request.output_schema
@@ -133,10 +133,33 @@ def _by_parameter(asked: Asked, *, tools: bool) -> bool:
     return asked.takes_schema and (takes_both(asked.model) or not tools)
 
 
-def _fit(arguments: dict[str, Any], *, tools: bool, stream: bool) -> None:
-    """Leave out the settings that providers refuse in such a request, and say that it is a stream if it is one."""
-    unfit: Iterable[str] = (*(() if tools else _ONLY_WITH_TOOLS), *(() if stream else ("stream_options",)))
+def _fit(arguments: dict[str, Any], request: EngineRequest, *, stream: bool) -> None:
+    """Leave out the settings that do not fit such a request, and say that it is a stream if it is one.
+
+    A model that must call a tool each time would never answer: it must until it has, and then may.
+    """
+    unfit: Iterable[str] = (*(() if request.tools else _ONLY_WITH_TOOLS), *(() if stream else ("stream_options",)))
+    if _forces_a_call(arguments.get("tool_choice")) and _has_called(request):
+        unfit = (*unfit, "tool_choice")
     for name in unfit:
         arguments.pop(name, None)
     if stream:
         arguments["stream"] = True
+
+
+def _forces_a_call(choice: object) -> bool:
+    """Whether *choice* has the model call any tool, or one by name."""
+    if isinstance(choice, Mapping):
+        return cast("Mapping[str, Any]", choice).get("type") in {"any", "custom", "function", "tool"}
+    return isinstance(choice, str) and choice in {"any", "required"}
+
+
+def _has_called(request: EngineRequest) -> bool:
+    """Whether the agent has results of its own calls since the user spoke last."""
+    for message in reversed(request.messages):
+        if message.role is Role.USER:
+            return False
+        if message.tool_calls and message.agent_name == request.agent.name:
+            return True
+    # A service that keeps the history has the calls, and is sent their results alone.
+    return any(message.role is Role.TOOL for message in request.messages)

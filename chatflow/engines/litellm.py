@@ -78,7 +78,8 @@ class LiteLLMEngine:
         api_base: The address of a server of one's own; ``openai/<name>`` is the model's name for most.
         settings: Anything else that `litellm.acompletion` takes, such as ``{"temperature": 0}``, or where the service
             keeps the history, `litellm.aresponses`; ``max_tokens`` serves for both. An agent's settings come before
-            these. ``tool_choice`` and ``parallel_tool_calls`` are left out of a request without tools, and
+            these. ``tool_choice`` and ``parallel_tool_calls`` are left out of a request without tools, a
+            ``tool_choice`` that forces a call once the agent has results of its calls in the turn, and
             ``stream_options`` of one that is not streamed.
         service_history: Let the service keep the history of every conversation.
 

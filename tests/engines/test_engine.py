@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -31,7 +31,7 @@ from chatflow.core.messages import (
 )
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
-from chatflow.engines.arguments import Asked, completion_arguments
+from chatflow.engines.arguments import Asked, completion_arguments, responses_arguments
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY, PROVIDER_KEY, litellm_name
 from chatflow.engines.failures import lacks_key
 from chatflow.engines.litellm_form import (
@@ -615,6 +615,50 @@ def test_choice_without_tools(service_history: bool) -> None:
         asked = Asked(request(tools=tools), "gpt-4o", service_history, session=None)
         chosen.append({"tool_choice", "parallel_tool_calls"} & set(engine._arguments_for(asked)))
     assert chosen == [{"tool_choice", "parallel_tool_calls"}, set()]
+
+
+FORCED: Final = (
+    "required",
+    {"type": "function", "function": {"name": "look_up"}},
+    {"type": "function", "name": "look_up"},
+    "any",
+)
+
+
+@pytest.mark.parametrize("service_history", [False, True])
+@pytest.mark.parametrize("choice", [*FORCED, "auto", "none", {"type": "auto"}], ids=str)
+def test_forced_call_is_forced_once(choice: Any, service_history: bool) -> None:
+    """A choice that forces a call goes until the agent has results in the turn, and again in the next; others stay."""
+    engine = LiteLLMEngine(settings={"tool_choice": choice})
+    asked_again = answered(CALL, agent_name="Support")
+    chosen: list[bool] = []
+    for messages in (["Where?"], ["Where?", *asked_again[1:]], [*asked_again, "And?"]):
+        asked = Asked(request(*messages, tools=[LOOK_UP]), "gpt-4o", service_history, session=None)
+        chosen.append("tool_choice" in engine._arguments_for(asked))
+    assert chosen == [True, choice not in FORCED, True]
+
+
+def test_forced_call_after_a_handoff() -> None:
+    """Results of another agent's calls, such as the one that handed over, are none of the agent's own."""
+    messages = answered(CALL, agent_name="Reception")
+    asked = Asked(request(*messages, tools=[LOOK_UP]), "gpt-4o", at_service=False, session=None)
+    assert completion_arguments(asked, {"tool_choice": "required"}, stream=False)["tool_choice"] == "required"
+
+
+def test_forced_call_where_a_service_has_it() -> None:
+    """A service that keeps the history is sent results without their calls, and no choice that forces another."""
+    *_, result = answered(CALL)
+    asked = Asked(request(result, tools=[LOOK_UP], service_session_id="r1"), "gpt-4o", at_service=True, session="r1")
+    assert "tool_choice" not in responses_arguments(asked, {"tool_choice": "required"}, stream=False)
+
+
+async def test_forced_call_in_a_turn(server: ResponsesServer) -> None:
+    """A model that must call a tool does, and then answers."""
+    engine = LiteLLMEngine("openai/test", api_key=KEY, api_base=server.url)
+    server.script(tool_calls(("c1", "look_up", '{"order_id": "1"}')), "Sent.")
+    agent = Agent("Support", engine=engine, tools=[LOOK_UP], settings={"tool_choice": "required"})
+    assert (await agent.run("Where?")).content == "Sent."
+    assert [sent.get("tool_choice") for sent in server.requests] == ["required", None]
 
 
 async def test_settings_of_a_request_are_checked(server: ResponsesServer, engine: LiteLLMEngine) -> None:

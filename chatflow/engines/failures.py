@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 from chatflow.engines.common_form import plain_code, provider_of
@@ -44,6 +44,9 @@ _SAYS_NO_KEY: Final = re.compile(
 _SAYS_UNREADABLE: Final = re.compile(r"error converting to valid response block", re.IGNORECASE)
 """litellm can't read what Google has answered, and says that the request was refused."""
 
+_SAYS_NO_PROVIDER: Final = re.compile(r"LLM Provider NOT provided")
+"""litellm can't tell from the model's name whom to ask."""
+
 _SAYS_NOT_THERE: Final = re.compile(r"not found|does not exist", re.IGNORECASE)
 
 _SAYS_NO_PAIR: Final = re.compile(
@@ -63,7 +66,12 @@ _REFUSED: Final = (
 )
 """How the codes begin with which an answer failed because of what it was asked (`openai.types.responses`)."""
 
-_TOO_LONG: Final = "the conversation is longer than it can take; a lower max_turns sends less"
+_TOO_LONG: Final = (
+    "the conversation is longer than it can take; max_prompt_tokens, on_context_window='shrink', a compactor or a lower"
+    " max_turns sends less"
+)
+_NAMES: Final = re.compile(r"\w+")
+
 _TOO_MANY: Final = "the provider takes no more requests for now"
 _REFUSAL: Final = "the request is refused as it is"
 
@@ -85,11 +93,20 @@ def failure_by_code(code: object, model: str) -> EngineError | None:
 
 
 def failure_of(
-    error: Exception, litellm: Any, *, model: str, timeout: float, session: str | None, lacks_key: bool
+    error: Exception,
+    litellm: Any,
+    *,
+    model: str,
+    timeout: float,
+    session: str | None,
+    lacks_key: bool,
+    api_base: str | None,
+    settings: Collection[str],
 ) -> EngineError:
     """What *error* of litellm, or of what it uses, means.
 
-    *lacks_key* is whether a key is needed that litellm can't have: it says so in many words, or in none.
+    *lacks_key* is whether a key is needed that litellm can't have: it says so in many words, or in none. *settings* are
+    the names of those that were given.
     """
     said = _said(error)
     error = _unwrapped(error)
@@ -121,7 +138,7 @@ def failure_of(
     elif said.get("code") == "conversation_locked":
         what = "another request of the same conversation is under way at the service; try again in a few seconds"
     elif _is_refusal(error, litellm, status):
-        kind, what = EngineBadRequestError, f"{_REFUSAL}; the error's __context__ has the provider's words"
+        kind, what = EngineBadRequestError, _why_refused(error, litellm, said, model, api_base, settings)
     word = _word(said)
     code = "" if status is None else f" (HTTP {status}{f', {word}' if word else ''})"
     text = f"model {shorten(model)}: {what}{code}"
@@ -189,6 +206,24 @@ def _is_refusal(error: Exception, litellm: Any, status: int | None) -> bool:
     if status is None:
         return isinstance(error, litellm.BadRequestError) and not _SAYS_UNREADABLE.search(str(error))
     return 400 <= status < 500
+
+
+def _why_refused(
+    error: Exception, litellm: Any, said: Mapping[str, Any], model: str, api_base: str | None, settings: Collection[str]
+) -> str:
+    """What the provider, or litellm before it asks one, refuses, in words of ours: theirs may quote the prompt."""
+    words = str(error)
+    if _SAYS_NO_PROVIDER.search(words):
+        if api_base is not None:
+            return f"no provider is known for it; for the server at api_base name it {shorten(f'openai/{model}')}"
+        return "no provider is known for it; name it as provider/model, such as 'openai/gpt-4o'"
+    at_fault = [str(said.get("param")).partition(".")[0]]
+    if isinstance(error, litellm.UnsupportedParamsError):
+        at_fault = _NAMES.findall(words.partition("To drop")[0])
+    refused = [shorten(name) for name in settings if name in at_fault]
+    if refused:
+        return f"it does not take the setting{'s' * (len(refused) > 1)} {', '.join(refused)}, or not with that value"
+    return f"{_REFUSAL}; the error's __context__ has the provider's words"
 
 
 def _word(said: Mapping[str, Any]) -> str | None:

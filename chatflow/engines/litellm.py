@@ -321,7 +321,16 @@ class LiteLLMEngine:
         """What *error* means; once an answer has *begun* there was a key."""
         litellm, model = self._litellm, asked.model
         keyless = not begun and self._api_key is None and self._api_base is None and lacks_key(litellm, model)
-        return failure_of(error, litellm, model=model, timeout=self._timeout, session=asked.session, lacks_key=keyless)
+        return failure_of(
+            error,
+            litellm,
+            model=model,
+            timeout=self._timeout,
+            session=asked.session,
+            lacks_key=keyless,
+            api_base=self._api_base,
+            settings={**self._settings, **asked.request.settings},
+        )
 
     def _models_for(self, agent: Agent) -> tuple[str, ...]:
         return self._models or (agent.model,)

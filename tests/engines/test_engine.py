@@ -745,6 +745,59 @@ async def test_failures(
     assert "Give Feedback" not in told
 
 
+@pytest.mark.parametrize("model", ["gpt4o", "google/gemini-2.5-flash", "Gemini-2.5-flash"])
+async def test_model_of_no_provider(model: str) -> None:
+    """A model's name that no provider goes with is a bad request, which says how to name it."""
+    expected = f"^model '{model}': no provider is known for it; name it as provider/model, such as 'openai/gpt-4o'$"
+    with pytest.raises(exceptions.EngineBadRequestError, match=expected):
+        await LiteLLMEngine(model).generate(request())
+
+
+async def test_model_of_a_server_of_ones_own(server: ResponsesServer) -> None:
+    """For a server of one's own the error says what its model is to be named."""
+    with pytest.raises(exceptions.EngineBadRequestError, match=r"at api_base name it 'openai/qwen3'$"):
+        await LiteLLMEngine("qwen3", api_key=KEY, api_base=server.url).generate(request())
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "named"),
+    [
+        ("openai/test", {"thinking": {"type": "enabled"}, "top_p": 1}, "setting 'thinking', or"),
+        ("openai/gpt-5", {"temperature": 0.1, "drop_params": False}, "setting 'temperature', or"),
+    ],
+)
+async def test_setting_that_litellm_refuses(
+    server: ResponsesServer, model: str, settings: dict[str, Any], named: str
+) -> None:
+    """A setting that the model does not take, as litellm knows, is a bad request that names it; nothing is sent."""
+    engine = LiteLLMEngine(model, api_key=KEY, api_base=server.url, settings=settings)
+    with pytest.raises(exceptions.EngineBadRequestError, match=f"it does not take the {named} not with that value$"):
+        await engine.generate(request())
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("param", "said"),
+    [
+        ("top_p", "it does not take the setting 'top_p', or not with that value (HTTP 400, invalid_request_error)"),
+        ("stop.0", "it does not take the setting 'stop', or not with that value (HTTP 400, invalid_request_error)"),
+        (QUESTION, "the request is refused as it is; the error's __context__ has the provider's words"),
+        (None, "the request is refused as it is; the error's __context__ has the provider's words"),
+    ],
+)
+async def test_setting_that_a_provider_refuses(
+    server: ResponsesServer, engine: LiteLLMEngine, param: str | None, said: str
+) -> None:
+    """A setting that the provider names as the cause of its refusal is named, and nothing else that it says."""
+    body = {"error": {"message": f"{KEY} {QUESTION}", "type": "invalid_request_error", "param": param, "code": None}}
+    server.script(Status(400, body))
+    with pytest.raises(exceptions.EngineBadRequestError) as caught:
+        await engine.generate(request(settings={"top_p": 5, "stop": ["x"]}))
+    assert str(caught.value).startswith(f"model 'openai/test': {said}")
+    assert QUESTION not in str(caught.value)
+
+
 async def test_code_of_a_failure(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """The provider's own word for what is wrong is in the error."""
     server.script(error(429, "no", code="insufficient_quota"))

@@ -115,7 +115,7 @@ async def test_provider_that_keeps_nothing(model: str) -> None:
 
 async def test_provider_that_is_unknown() -> None:
     """A model whose provider litellm does not know is a bad request."""
-    with pytest.raises(exceptions.EngineBadRequestError, match="refused as it is"):
+    with pytest.raises(exceptions.EngineBadRequestError, match="no provider is known for it; name it as"):
         await LiteLLMEngine("olmo-2", api_key=KEY).generate(request(keep_at_service=True))
 
 

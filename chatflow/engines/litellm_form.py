@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from chatflow.core.engine import EngineReply
 from chatflow.core.messages import (
+    MODEL_KEY,
     AudioPart,
     FilePart,
     ImagePart,
@@ -34,6 +35,7 @@ from chatflow.engines.common_form import (
     data_uri,
     function_name,
     given,
+    litellm_name,
     provider_of,
     text_or_mark,
 )
@@ -128,7 +130,7 @@ def _sent(message: Message, model: str) -> list[dict[str, Any]]:
     if message.role is Role.USER:
         return [{"role": "user", "content": _user_content(message)}]
     if message.role is Role.MODEL:
-        return [_assistant(message, provider_of(model))]
+        return [_assistant(message, model)]
     if message.role is Role.TOOL:
         return list(_results(message, model))
     return [{"role": "system", "content": message.text}] if message.text.strip() else []
@@ -157,8 +159,17 @@ def _part(part: Part) -> dict[str, Any]:
     return {"type": "file", "file": {"file_data": data_uri(part, "application/octet-stream"), **named, **kind}}
 
 
-def _assistant(message: Message, provider: str) -> dict[str, Any]:
-    extra: dict[str, Any] = thaw(message.extra) if message.extra.get(PROVIDER_KEY) == provider else {}
+def _goes_back(extra: Mapping[str, Any], model: str) -> bool:
+    """Whether *model* is sent what its provider gave with a message, such as its thoughts."""
+    provider = provider_of(model)
+    if extra.get(PROVIDER_KEY) != provider:
+        return False
+    # That is the name of OpenAI and of every server that speaks its language: only the model tells them apart.
+    return provider != "openai" or litellm_name(extra.get(MODEL_KEY, model)) == litellm_name(model)
+
+
+def _assistant(message: Message, model: str) -> dict[str, Any]:
+    extra: dict[str, Any] = thaw(message.extra) if _goes_back(message.extra, model) else {}
     sent: dict[str, Any] = {
         name: value for name, value in extra.items() if name not in _NOT_SENT_BACK and not name.startswith("chatflow_")
     }

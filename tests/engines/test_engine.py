@@ -555,6 +555,14 @@ async def test_reasoning_goes_back(server: ResponsesServer) -> None:
     }
 
 
+def test_reasoning_goes_to_its_own_model_alone() -> None:
+    """Every server of OpenAI's language is "openai": another of its models is not sent what one has thought."""
+    extra = {PROVIDER_KEY: "openai", MODEL_KEY: "openai/thinker", "reasoning_content": "Hm."}
+    messages: list[Message | str] = ["Q", Message(Role.MODEL, "Yes.", extra=extra), "And?"]
+    sent = {model: to_litellm_messages(request(*messages).messages, model)[1] for model in ("openai/thinker", "gpt-5")}
+    assert ["reasoning_content" in message for message in sent.values()] == [True, False]
+
+
 async def test_malformed_arguments_over_http(server: ResponsesServer, engine: LiteLLMEngine) -> None:
     """Arguments that are cut off reach the caller as written, and the call can be answered and sent back."""
     server.script(tool_calls(("c1", "look_up", '{"order_id": ')), "Sorry.")

@@ -90,6 +90,11 @@ def listed(names: Collection[str], limit: int = 300) -> str:
     return ", ".join(shown) + (f" and {left} more" if left else "")
 
 
+def counted(number: int, what: str) -> str:
+    """*number* of *what*, such as "1 turn" and "2 turns"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 class UnstorableValueError(ChatflowError, TypeError):
     """A value can't be kept so that it comes back equal; nothing was changed.
 
@@ -505,7 +510,7 @@ class EngineOutputError(EngineError):
         self.problems = dict(problems)
         super().__init__(
             f"model {shorten(model)}: the answer of agent {shorten(agent)} is not of its output_type, also after it was"
-            f" asked for again ({len(self.problems)} problems, which `problems` names)",
+            f" asked for again ({counted(len(self.problems), 'problem')}, which `problems` names)",
             model=model,
         )
 

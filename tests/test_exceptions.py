@@ -228,6 +228,13 @@ def test_only_the_first_problems_are_listed() -> None:
     assert len(error.problems) == 12
 
 
+@pytest.mark.parametrize(("number", "expected"), [(1, "1 problem,"), (2, "2 problems,")])
+def test_number_of_problems(number: int, expected: str) -> None:
+    """How many problems an answer has is said in the singular or plural."""
+    problems = {f"answer[{index}]": "wrong" for index in range(number)}
+    assert expected in str(EngineOutputError(model="gpt-4o", agent="Support", problems=problems))
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

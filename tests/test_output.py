@@ -9,7 +9,7 @@ import json
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, NewType, TypeVar
 
 import attrs
 import jsonschema
@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypedDict  # pydantic knows no other before Python 3.12
 
+from chatflow.core.agent import Agent
 from chatflow.core.output import Output, OutputError
 from chatflow.core.values import thaw
 
@@ -225,6 +226,25 @@ def problems(kind: Any, text: str) -> dict[str, str]:
     with pytest.raises(OutputError) as caught:
         read(kind, text)
     return dict(caught.value.problems)
+
+
+@pytest.mark.parametrize("value", [Item("a"), Size.SMALL, 5, "Item", [Item], {"name": str}], ids=repr)
+def test_instance_in_place_of_a_type(value: Any) -> None:
+    """What is an instance and no type is refused, and the error says so."""
+    with pytest.raises(TypeError, match=f"it is an instance of {type(value).__name__}, and an output type is a type$"):
+        Agent("Support", output_type=value)
+
+
+def test_text_is_no_output_type() -> None:
+    """Text is what an agent answers without an output type, and is refused as one."""
+    with pytest.raises(TypeError, match=r"text is what an agent answers without one; leave it out$"):
+        Agent("Support", output_type=str)
+
+
+@pytest.mark.parametrize("kind", [str | None, NewType("OrderId", str), Annotated[str, pydantic.Field(max_length=3)]])
+def test_annotations_that_are_no_classes(kind: Any) -> None:
+    """An annotation that is no class is an output type too, also one of text."""
+    assert read(kind, '"ab"') == "ab"
 
 
 # --- attrs classes ---

@@ -264,7 +264,7 @@ async def test_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     caplog.clear()
     await talk(runner, "four")
     assert [record.message for record in caplog.records if record.name == "chatflow.runner"] == [
-        "session 's': the oldest 1 turns, 2 messages, are not sent to agent 'Support': they would be too long"
+        "session 's': the oldest 1 turn, 2 messages, are not sent to agent 'Support': they would be too long"
     ]
 
 

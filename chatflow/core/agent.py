@@ -54,8 +54,9 @@ class Agent:
     as its runner's.
 
     With an *output_type* the response's `output` is an instance of it: an attrs class, a dataclass, a pydantic model,
-    or anything that pydantic can check and describe, such as ``list[Order]``. The model is told its schema; an answer
-    that is not of it is asked for once more, with what is wrong with it, and then is an `EngineOutputError`.
+    or anything else that pydantic can check and describe, such as ``list[Order]``; not `str`, which is what an agent
+    answers without one. The model is told its schema; an answer that is not of it is asked for once more, with what is
+    wrong with it, and then is an `EngineOutputError`.
 
     Raises:
         ToolError: A function can't be made a tool, or two tools have one name.

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import types
+import typing
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -19,6 +20,9 @@ from chatflow.core.values import FrozenDict, freeze_mapping
 
 ANSWER: Final = "answer"
 """The field that an answer stands in which is no object by itself: models answer with objects. Paths begin with it."""
+
+_OF_HINTS: Final = ("typing", "typing_extensions")
+"""Where the kinds of annotations are from that are no classes, such as those of `typing.NewType`."""
 
 _OPENS: Final = re.compile(r"[\[{]")
 _BRACKET: Final = re.compile(r"[\[\]{}]")
@@ -46,8 +50,7 @@ class Output:
     def __init__(self, output_type: Any) -> None:
         from pydantic import TypeAdapter, ValidationError
 
-        if inspect.isroutine(output_type):
-            raise TypeError("it is a function, and an output type is a type")  # pydantic would call it
+        _refuse_what_is_no_type(output_type)
         self._refusal: Final = ValidationError
         hint = readable(output_type)
         self._adapter: Final = TypeAdapter[Any](hint)
@@ -81,6 +84,17 @@ class Output:
             steps = error["loc"] if in_field is None else error["loc"][1:]
             problems.setdefault(path_of(ANSWER, steps), error["msg"])
         raise OutputError(problems)
+
+
+def _refuse_what_is_no_type(output_type: Any) -> None:
+    if output_type is str:
+        raise TypeError("text is what an agent answers without one; leave it out")
+    if inspect.isroutine(output_type):
+        raise TypeError("it is a function, and an output type is a type")  # pydantic would call it
+    made_of: type[object] = type(cast("object", output_type))
+    is_hint = typing.get_origin(output_type) is not None or made_of.__module__ in _OF_HINTS
+    if not isinstance(output_type, type) and not is_hint:
+        raise TypeError(f"it is an instance of {made_of.__name__}, and an output type is a type")
 
 
 def _json_in(text: str) -> tuple[bytes, Any]:

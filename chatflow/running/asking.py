@@ -18,7 +18,7 @@ from chatflow.core.service import OnLostServiceSession, ServiceSession, ServiceS
 from chatflow.core.service_prompt import to_service_prompt
 from chatflow.core.tools import Tool
 from chatflow.core.turn import Turn
-from chatflow.exceptions import ContextWindowError, EngineError, ServiceSessionLostError, SessionError, shorten
+from chatflow.exceptions import ContextWindowError, EngineError, ServiceSessionLostError, SessionError, counted, shorten
 from chatflow.running.contents import Contents
 from chatflow.running.fitting import count_of, fit, too_long
 from chatflow.running.pieces import joined
@@ -149,10 +149,10 @@ class Asking:
             if smaller == index:
                 raise
             logger.warning(
-                "session %s: %s; asked once more, with %d turns in place of %d",
+                "session %s: %s; asked once more, with %s in place of %d",
                 shorten(self._turn.session.session_id),
                 error,
-                windows.turns[smaller],
+                counted(windows.turns[smaller], "turn"),
                 windows.turns[index],
             )
             self._refused[agent.name] = windows.left_out(smaller)
@@ -171,10 +171,10 @@ class Asking:
         if messages and not self._has_logged_left_out:
             self._has_logged_left_out = True
             logger.info(
-                "session %s: the oldest %d turns, %d messages, are not sent to agent %s: they would be too long",
+                "session %s: the oldest %s, %s, are not sent to agent %s: they would be too long",
                 shorten(self._turn.session.session_id),
-                sum(message.role is Role.USER for message in messages),
-                len(messages),
+                counted(sum(message.role is Role.USER for message in messages), "turn"),
+                counted(len(messages), "message"),
                 shorten(agent.name),
             )
 

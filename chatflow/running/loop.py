@@ -40,6 +40,7 @@ from chatflow.exceptions import (
     EngineOutputError,
     SessionError,
     UnmatchedToolResultError,
+    counted,
     listed,
     shorten,
 )
@@ -259,10 +260,10 @@ class Loop:
     ) -> tuple[EngineReply, ServiceStep | None]:
         """Ask once more, without tools, for the answer that *reply* was to be; nothing of *reply* is stored."""
         logger.warning(
-            "session %s: the answer of agent %s is not of its output_type (%d problems); it is asked for once more",
+            "session %s: the answer of agent %s is not of its output_type (%s); it is asked for once more",
             shorten(self.session.session_id),
             shorten(agent.name),
-            len(problems),
+            counted(len(problems), "problem"),
         )
         self._tell(AnswerRejected(problems, agent.name))
         (await self.providing.prepare(agent)).correct(reply, service, problems)

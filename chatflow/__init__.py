@@ -1,9 +1,10 @@
 """chatflow keeps the state of multi-agent chat conversations for async Python applications."""
 
-from chatflow.core.agent import Agent
+from chatflow.core.agent import Agent, Instructions
 from chatflow.core.approvals import Decision
 from chatflow.core.backend import StoreBackend
-from chatflow.core.engine import Engine, EngineReply, EngineRequest
+from chatflow.core.budget import OnContextWindow
+from chatflow.core.engine import Engine, EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import (
     AnswerRejected,
     ApprovalRequested,
@@ -26,19 +27,22 @@ from chatflow.core.messages import (
     Handoff,
     ImagePart,
     Message,
+    Part,
     Role,
+    StopReason,
     TextPart,
     ToolCall,
     ToolResult,
     UnknownPart,
 )
 from chatflow.core.owners import ALL, Erased
-from chatflow.core.providers import ContextProvider, HistoryProvider, RunContext
+from chatflow.core.providers import ContextProvider, HistoryProvider, OnError, RunContext
 from chatflow.core.pruning import prune
 from chatflow.core.records import Page, PendingTurn, Receipt, SessionInfo
-from chatflow.core.repairs import Fault, Repair
+from chatflow.core.repairs import Fault, FaultKind, Repair
+from chatflow.core.service import OnLostServiceSession, ServiceSessionId
 from chatflow.core.session import AgentSession, SessionContext
-from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, BaseSessionStore
+from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, AgentResolver, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.core.usage import Usage
 from chatflow.engines import LiteLLMEngine, ScriptedEngine
@@ -81,8 +85,10 @@ from chatflow.exceptions import (
     UnstorableValueError,
 )
 from chatflow.runner import Runner
-from chatflow.running.compacting import Compactor
+from chatflow.running.asked import OnDuplicate
+from chatflow.running.compacting import Compactor, Summarise
 from chatflow.running.stream import RunStream
+from chatflow.running.worker import OnResponse
 from chatflow.sqlite import SQLiteSessionStore
 
 __version__ = "0.1.0"
@@ -91,6 +97,7 @@ __all__ = [
     "ALL",
     "DEFAULT_DEDUP_TTL_HOURS",
     "Agent",
+    "AgentResolver",
     "AgentResponse",
     "AgentSession",
     "AnswerRejected",
@@ -119,6 +126,7 @@ __all__ = [
     "EngineUnavailableError",
     "Erased",
     "Fault",
+    "FaultKind",
     "FilePart",
     "HandedOff",
     "Handoff",
@@ -126,17 +134,25 @@ __all__ = [
     "History",
     "HistoryProvider",
     "ImagePart",
+    "Instructions",
     "LiteLLMEngine",
     "Message",
     "MessageDeadError",
     "MessageError",
     "MessageInProgressError",
     "MessageMismatchError",
+    "OnContextWindow",
+    "OnDuplicate",
+    "OnError",
+    "OnLostServiceSession",
+    "OnResponse",
     "Page",
+    "Part",
     "PendingTurn",
     "ReasoningDelta",
     "Receipt",
     "Repair",
+    "ReplyPart",
     "Role",
     "RunContext",
     "RunEvent",
@@ -144,6 +160,7 @@ __all__ = [
     "Runner",
     "SQLiteSessionStore",
     "ScriptedEngine",
+    "ServiceSessionId",
     "ServiceSessionLostError",
     "SessionConflictError",
     "SessionContext",
@@ -155,6 +172,7 @@ __all__ = [
     "SessionNotFoundError",
     "SessionStateError",
     "SessionStore",
+    "StopReason",
     "StoreBackend",
     "StoreBusyError",
     "StoreClosedError",
@@ -162,6 +180,7 @@ __all__ = [
     "StoreFormatError",
     "StoreOwnerRequiredError",
     "StoreScopeError",
+    "Summarise",
     "TextDelta",
     "TextPart",
     "Tool",

@@ -20,6 +20,8 @@ PROMISED: Final = {
     *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine"),
     *("RunStream", "RunEvent", "TextDelta", "ReasoningDelta", "ToolStarted", "ToolFinished", "HandedOff"),
     *("UsageReported", "Done"),
+    *("AgentResolver", "FaultKind", "Instructions", "OnContextWindow", "OnDuplicate", "OnError"),
+    *("OnLostServiceSession", "OnResponse", "Part", "ReplyPart", "ServiceSessionId", "StopReason", "Summarise"),
     *("ChatflowError", "SessionError", "SessionNotFoundError", "SessionDeletedError", "SessionConflictError"),
     *("SessionFormatError", "SessionStateError", "CorruptSessionError", "UnmatchedToolResultError"),
     *("TurnInsideTurnError", "MessageInProgressError", "MessageMismatchError", "MessageDeadError"),

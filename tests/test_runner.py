@@ -118,6 +118,13 @@ def test_engine_without_any() -> None:
     assert registry.engine_for(billing) is engine
 
 
+@pytest.mark.parametrize("fields", [{"text": 5}, {"usage": [1]}, {"extra": "x"}], ids=["text", "usage", "extra"])
+def test_reply_with_fields_of_wrong_types(fields: dict[str, Any]) -> None:
+    """An engine's reply refuses what no reply can hold, where the engine makes it."""
+    with pytest.raises(TypeError, match=next(iter(fields))):
+        EngineReply(**fields)
+
+
 async def test_reply_of_wrong_type() -> None:
     """An engine that returns no EngineReply fails the turn, and is named."""
 

@@ -233,7 +233,7 @@ async def test_many_problems() -> None:
     ("usages", "expected"),
     [
         (({"tokens": 5}, {"tokens": 7}), {"tokens": 12}),
-        (({"tokens": 5, "tier": "low"}, None), {"tokens": 5, "tier": "low"}),
+        (({"tokens": 5, "tier": "low"}, None), {"tokens": 5}),
         ((None, {"tokens": 7}), {"tokens": 7}),
         ((None, None), None),
     ],

@@ -974,3 +974,10 @@ async def test_run_asks_for_no_pieces() -> None:
     """A run that nobody listens to asks the engine for its whole reply."""
     with pytest.raises(NotImplementedError):
         await Agent("Support", engine=InPieces(EngineReply())).run("hi")
+
+
+@pytest.mark.parametrize("kind", [TextDelta, ReasoningDelta])
+def test_piece_that_is_no_text(kind: type[TextDelta | ReasoningDelta]) -> None:
+    """A piece whose text is no text is refused where it is made."""
+    with pytest.raises(TypeError, match="text"):
+        kind(5)  # type: ignore[arg-type]  # what an engine may get from a server

@@ -39,6 +39,11 @@ def _calls(items: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
     return tuple(items)
 
 
+def _is_mapping(reply: object, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{field.name} must be a mapping, not {type(value).__name__}")
+
+
 @attrs.frozen(kw_only=True)
 class EngineRequest:
     """One question to a model.
@@ -71,10 +76,10 @@ class EngineReply:
     *service_session_id* is there if the service keeps the history from now on: what the next request is to name.
     """
 
-    text: str | None = None
+    text: str | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str)))
     tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls)
-    usage: Mapping[str, Any] | None = None
-    extra: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY)
+    usage: Mapping[str, Any] | None = attrs.field(default=None, validator=attrs.validators.optional(_is_mapping))
+    extra: Mapping[str, Any] = attrs.field(factory=lambda: EMPTY, validator=_is_mapping)
     service_session_id: str | Mapping[str, Any] | None = None
     finish_reason: str | None = None
 

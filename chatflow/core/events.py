@@ -17,7 +17,7 @@ class TextDelta:
     An engine leaves *agent_name* out, and the run fills it in.
     """
 
-    text: str
+    text: str = attrs.field(validator=attrs.validators.instance_of(str))
     agent_name: str = ""
 
 
@@ -28,7 +28,7 @@ class ReasoningDelta:
     An engine leaves *agent_name* out, and the run fills it in.
     """
 
-    text: str
+    text: str = attrs.field(validator=attrs.validators.instance_of(str))
     agent_name: str = ""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, Final, TypeVar, cast
 
 import anyio
@@ -223,11 +223,12 @@ class LiteLLMEngine:
             raise
         except Exception as error:
             raise self._failure(error, asked) from None
-        if asked.at_service:
-            reply = from_responses_response(response, asked.model, asked.session)
-        else:
-            reply = from_litellm_response(response, asked.model)
-        return _signed(reply, asked, arguments)
+        with _readable(asked.model):
+            if asked.at_service:
+                reply = from_responses_response(response, asked.model, asked.session)
+            else:
+                reply = from_litellm_response(response, asked.model)
+            return _signed(reply, asked, arguments)
 
     async def _open(self, asked: Asked) -> tuple[ReplyPart, AsyncGenerator[ReplyPart]]:
         """The first piece, or the whole reply where there are none, and what gives the others."""
@@ -259,14 +260,15 @@ class LiteLLMEngine:
                     if isinstance(piece, TextDelta):
                         told.append(piece.text)
                     yield piece
-            reply = await coming.reply()
+            with _readable(asked.model):
+                reply = _signed(await coming.reply(), asked, arguments)
         finally:
             with anyio.move_on_after(_CLOSING, shield=True):
                 await (getattr(stream, "aclose", None) or stream.response.aclose)()
         rest = _untold(reply, "".join(told), asked.model)
         if rest:
             yield TextDelta(rest)
-        yield _signed(reply, asked, arguments)
+        yield reply
 
     async def _next(
         self, stream: Any, coming: CompletionPieces | ResponsePieces, deadline: float, asked: Asked
@@ -334,6 +336,17 @@ class LiteLLMEngine:
 
     def _models_for(self, agent: Agent) -> tuple[str, ...]:
         return self._models or (agent.model,)
+
+
+@contextmanager
+def _readable(model: str) -> Generator[None]:
+    """An answer in a form that no provider gives is an error like one that is no JSON, whatever reading it raises."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception:
+        raise EngineUnavailableError(f"model {shorten(model)}: the answer can't be read", model=model) from None
 
 
 def _load() -> Any:

@@ -707,6 +707,15 @@ def test_no_calls_and_no_tools() -> None:
     assert "tools" not in completion_arguments(asked, {}, stream=False)
 
 
+LOOK_UP_CALL: Final = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+
+
+def completion(**message: Any) -> dict[str, Any]:
+    """What a server answers whose message has these fields, of whatever types."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x", **message}, "finish_reason": "stop"}
+    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
 FAILURES: list[tuple[Any, type[exceptions.EngineError], int | None]] = [
     (error(429, f"{KEY} {QUESTION}", code="rate_limit_exceeded"), exceptions.EngineRateLimitError, 429),
     (error(500, f"{KEY} {QUESTION}"), exceptions.EngineUnavailableError, 500),
@@ -725,6 +734,8 @@ FAILURES: list[tuple[Any, type[exceptions.EngineError], int | None]] = [
     ),
     (Status(200, b"{nope"), exceptions.EngineUnavailableError, None),
     (Status(200, {"choices": None}), exceptions.EngineUnavailableError, None),
+    (Status(200, completion(tool_calls=[{"id": 7, **LOOK_UP_CALL}])), exceptions.EngineUnavailableError, None),
+    (Status(200, completion(content=5)), exceptions.EngineUnavailableError, None),
     (DISCONNECT, exceptions.EngineUnavailableError, None),
 ]
 

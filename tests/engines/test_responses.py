@@ -589,3 +589,23 @@ async def test_call_approved_after_a_message(engine: LiteLLMEngine, server: Resp
     late = "(The result of an earlier call of the tool refund has arrived only now: 5 paid)"
     assert server.inputs == [[user("refund it")], [output("c1", AWAITING), user("well?")], [user(late)]]
     assert [after is None for after in server.chained] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": 1.5}]},
+        {"type": "message", "id": "m", "role": "assistant", "content": True},
+        {"type": "function_call", "id": "f", "call_id": 5, "name": "look_up", "arguments": "{}"},
+        {"type": "function_call", "id": "f", "call_id": "c", "name": "look_up", "arguments": {"n": 1}},
+        "text",
+    ],
+    ids=["text", "content", "id", "arguments", "item"],
+)
+async def test_answer_of_another_form(server: ResponsesServer, engine: LiteLLMEngine, output: object) -> None:
+    """An answer whose fields are of other types than they should be is an error like any that can't be read."""
+    server.script(
+        Status(200, {"id": "resp_1", "object": "response", "created_at": 1, "output": [output], "model": "m"})
+    )
+    with pytest.raises(exceptions.EngineUnavailableError, match=r"can't be read|failed"):
+        await engine.generate(request("Hi"))

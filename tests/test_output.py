@@ -24,6 +24,7 @@ from chatflow.core.output import Output, OutputError
 from chatflow.core.values import thaw
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Size(enum.Enum):
@@ -340,6 +341,91 @@ def test_generic_attrs_class() -> None:
     """A generic class is read as what it is filled in with; left open, it takes anything."""
     assert read(Box[Box[int]], '{"it": {"it": "1"}, "others": [{"it": 2}]}') == Box(Box(1), [Box(2)])
     assert read(Box, '{"it": "1"}') == Box("1")
+
+
+@attrs.define
+class Line(Box[int]):
+    number: int = 0
+
+
+@attrs.define
+class Last(Line):
+    pass
+
+
+class Undecorated(Box[int]):
+    pass
+
+
+@attrs.define
+class Pair(Generic[T, U]):
+    left: T
+    right: U
+    both: dict[str, T | U] = attrs.field(factory=dict)
+
+
+@attrs.define
+class Half(Pair[int, T]):
+    rest: list[T] = attrs.field(factory=list)
+
+
+@attrs.define
+class Swapped(Pair[U, T], Generic[T, U]):
+    mine: T | None = None
+
+
+class Model(pydantic.BaseModel, Generic[T]):
+    it: T
+
+
+@attrs.define
+class Mixed(Generic[T]):
+    model: Model[T]
+    box: Box[T]
+    text: T | str = ""
+
+
+@attrs.define
+class Open(Box):  # type: ignore[type-arg]  # as people write it
+    pass
+
+
+@attrs.define
+class Overriding(Box[int]):
+    others: str  # type: ignore[assignment]  # as people write it
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (Line, '{"it": "1", "others": ["2"]}', Line(1, [2])),
+        (Last, '{"it": "1", "others": ["2"]}', Last(1, [2])),
+        (Undecorated, '{"it": "1", "others": ["2"]}', Undecorated(1, [2])),
+        (Half[bool], '{"left": "1", "right": "no", "rest": ["yes"]}', Half(1, False, rest=[True])),
+        (Half, '{"left": "1", "right": "no"}', Half(1, "no")),
+        (Pair[int, T][bool], '{"left": "1", "right": "no"}', Pair(1, False)),  # type: ignore[valid-type]
+        (Swapped[int, bool], '{"left": "no", "right": "5", "mine": "6"}', Swapped(False, 5, mine=6)),
+        (Mixed[int], '{"model": {"it": "1"}, "box": {"it": "2"}}', Mixed(Model[int](it=1), Box(2))),
+        (Open, '{"it": "1"}', Open("1")),
+        (Overriding, '{"it": "1", "others": "2"}', Overriding(1, "2")),
+    ],
+)
+def test_filled_in_above(kind: Any, text: str, expected: Any) -> None:
+    """What a generic class is filled in with where it is inherited from, or used, is what its fields are read as."""
+    assert read(kind, text) == expected
+
+
+def test_one_generic_class_filled_in_twice() -> None:
+    """Classes inside a generic one are filled in anew for each type that it is filled in with."""
+    text = '[{"model": {"it": 1}, "box": {"it": 1}}, {"model": {"it": "a"}, "box": {"it": "a"}}]'
+    numbers, words = read(tuple[Mixed[int], Mixed[str]], text)
+    assert (numbers.box, words.box) == (Box(1), Box("a"))
+
+
+def test_inherited_from_filled_in_refuses() -> None:
+    """What the filled in type does not take is refused, and the model told the type."""
+    assert list(problems(Last, '{"it": "a"}')) == ["answer.it"]
+    assert Output(Last).schema["properties"]["it"] == {"type": "integer"}
 
 
 # --- where the JSON is ---

@@ -33,7 +33,7 @@ def readable(hint: Any) -> Any:
         NameError: An annotation of theirs names what is not there.
     """
     mirrors = _Mirrors()
-    replaced = mirrors.replaced(hint, {})
+    replaced = mirrors.replaced(hint)
     if not mirrors.models:
         return hint
     for model in mirrors.models.values():
@@ -48,35 +48,31 @@ class _Mirrors:
         self.models: Final[dict[str, type[BaseModel]]] = {}
         self._names: Final[dict[Any, str]] = {}
 
-    def replaced(self, hint: Any, filled_in: Mapping[Any, Any]) -> Any:
-        """*hint* with mirrors for attrs classes; *filled_in* are the types that type variables stand for."""
-        if isinstance(hint, typing.TypeVar):
-            return filled_in.get(hint, hint)
+    def replaced(self, hint: Any) -> Any:
+        """*hint* with mirrors for attrs classes."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if attrs.has(origin or hint):
-            return self._mirror(hint, origin or hint, [self.replaced(each, filled_in) for each in arguments])
+            return self._mirror(hint, origin or hint, arguments)
         if origin is None or origin is typing.Literal:
             return hint
         if origin is typing.Annotated:
-            return _of(typing.Annotated, [self.replaced(arguments[0], filled_in), *arguments[1:]])
-        inner = [self.replaced(each, filled_in) for each in arguments]
+            return _of(typing.Annotated, [self.replaced(arguments[0]), *arguments[1:]])
+        inner = [self.replaced(each) for each in arguments]
         if all(mine is theirs for mine, theirs in zip(inner, arguments, strict=True)):
             return hint
         return _of(typing.Union if origin is types.UnionType else origin, inner)
 
-    def _mirror(self, kind: Any, cls: type[Any], arguments: list[Any]) -> Any:
+    def _mirror(self, kind: Any, cls: type[Any], arguments: tuple[Any, ...]) -> Any:
         from pydantic import AfterValidator, BaseModel, ConfigDict, create_model
 
         name = self._names.get(kind)
         if name is None:
             name = self._names[kind] = f"mirror_{len(self._names)}"
-            parameters: tuple[Any, ...] = getattr(cls, "__parameters__", ())
-            filled_in = dict(zip(parameters, arguments, strict=False))
             fields: dict[str, Any] = {}
-            for place, (field, hint) in enumerate(_fields_of(cls)):
+            for place, (field, hint) in enumerate(_fields_of(cls, arguments)):
                 alias = typing.cast("str", field.alias)
                 own = alias.startswith("_") or hasattr(BaseModel, alias)  # pydantic has other plans for such names
-                fields[f"field_{place}" if own else alias] = (self.replaced(hint, filled_in), _described(field, alias))
+                fields[f"field_{place}" if own else alias] = (self.replaced(hint), _described(field, alias))
             self.models[name] = create_model(
                 cls.__name__,
                 __config__=ConfigDict(extra="forbid", protected_namespaces=()),
@@ -91,11 +87,51 @@ def _of(generic: Any, arguments: list[Any]) -> Any:
     return generic[tuple(arguments)]
 
 
-def _fields_of(cls: type[Any]) -> list[tuple[attrs.Attribute[Any], Any]]:
-    """What the class is made of, each with its type."""
+def _fields_of(cls: type[Any], arguments: tuple[Any, ...]) -> list[tuple[attrs.Attribute[Any], Any]]:
+    """What the class is made of where it is filled in with *arguments*, each with its type."""
     module = getattr(sys.modules.get(cls.__module__), "__dict__", {})
     hints = typing.get_type_hints(cls, None, nearby_names(module, cls.__qualname__), include_extras=True)
-    return [(field, hints.get(field.name, field.type or Any)) for field in attrs.fields(cls) if field.init]
+    types_in, owners = _types_in(cls, arguments), _owners(cls)
+    return [
+        (field, _filled(hints.get(field.name, field.type or Any), types_in.get(owners.get(field.name, cls), {})))
+        for field in attrs.fields(cls)
+        if field.init
+    ]
+
+
+def _owners(cls: type[Any]) -> dict[str, type[Any]]:
+    """The classes that say what each field is: *cls*, or one that it inherits from."""
+    own: dict[str, type[Any]] = {}
+    for each in reversed(cls.__mro__):
+        fields: tuple[Any, ...] = each.__dict__.get("__attrs_attrs__", ())  # attrs' stubs know of no `inherited`
+        own |= {field.name: each for field in fields if not field.inherited}
+    return own
+
+
+def _types_in(cls: type[Any], arguments: tuple[Any, ...]) -> dict[type[Any], dict[Any, Any]]:
+    """What type variables stand for, by the class that uses them: *cls* and all that it inherits from.
+
+    One and the same variable may stand for another type in each.
+    """
+    own: dict[Any, Any] = dict(zip(getattr(cls, "__parameters__", ()), arguments, strict=False))
+    found = {cls: own}
+    for base in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        filled_in = tuple(_filled(each, own) for each in typing.get_args(base))
+        for each, types_of in _types_in(typing.get_origin(base) or base, filled_in).items():
+            found[each] = types_of | found.get(each, {})
+    return found
+
+
+def _filled(hint: Any, types_of: Mapping[Any, Any]) -> Any:
+    """*hint* with types in place of type variables."""
+    if isinstance(hint, typing.TypeVar):
+        return types_of.get(hint, hint)
+    # A class has parameters of its own, which mean nothing here; of pydantic's, M[T] is the class M itself.
+    uses_ours = typing.get_origin(hint) is not None or hasattr(hint, "__pydantic_generic_metadata__")
+    parameters: tuple[Any, ...] = getattr(hint, "__parameters__", ()) if uses_ours else ()
+    if not parameters or not all(isinstance(each, typing.TypeVar) for each in parameters):
+        return hint
+    return hint[tuple(types_of.get(each, each) for each in parameters)]
 
 
 def _described(field: attrs.Attribute[Any], alias: str) -> FieldInfo:

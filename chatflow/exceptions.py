@@ -501,8 +501,8 @@ class EngineOutputError(EngineError):
 
     Attributes:
         agent: The name of the agent that was to answer.
-        problems: What is wrong with the second one, by place, such as ``answer.items[3].amount``. Unlike the message,
-            they may quote it.
+        problems: What is wrong with the second one, by place, such as ``answer.items[3].amount``. Of more than 1000
+            only the number. Unlike the message, they may quote it.
     """
 
     def __init__(self, *, model: str, agent: str, problems: Mapping[str, str]) -> None:
@@ -541,7 +541,8 @@ class ToolArgumentError(ToolError):
     insides.
 
     Attributes:
-        problems: What is wrong, by argument; a place inside an argument as in ``items[3].amount``.
+        problems: What is wrong, by argument; a place inside an argument as in ``items[3].amount``. Of more than 1000 in
+            one argument only the number.
     """
 
     def __init__(self, *, tool: str, problems: Mapping[str, str]) -> None:

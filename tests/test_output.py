@@ -428,6 +428,23 @@ def test_inherited_from_filled_in_refuses() -> None:
     assert Output(Last).schema["properties"]["it"] == {"type": "integer"}
 
 
+# --- how much of it ---
+
+
+def test_too_many_problems_are_counted() -> None:
+    """Of an answer with more than a thousand problems none is named: the event loop would wait for the list."""
+    assert len(problems(list[int], json.dumps(["a"] * 1000))) == 1000
+    for answer in (["a"] * 1001, {"answer": ["a"] * 1001}):
+        assert problems(list[int], json.dumps(answer)) == {"answer": "1001 problems, too many to name"}
+
+
+def test_too_long() -> None:
+    """An answer of more than a million characters is refused for its length, whatever it says."""
+    text = json.dumps(["a" * 999_996])
+    assert read(list[str], text) == ["a" * 999_996]
+    assert problems(list[str], f"{text} ") == {"answer": "it has 1000001 characters, and may have 1000000"}
+
+
 # --- where the JSON is ---
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,14 +98,15 @@ async def test_unreadable_arguments_are_not_asked_about() -> None:
     assert ("not a JSON object" in results(await session_of(runner))[0].content, ran) == (True, [])
 
 
+@pytest.mark.parametrize("error", [LookupError("down"), asyncio.CancelledError()], ids=["error", "cancellation"])
 @pytest.mark.parametrize("failures", [2, 1])
-async def test_check_that_fails(failures: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_check_that_fails(failures: int, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """A check of arguments that raises anything lets nothing run, not even if it passes the second time."""
     from typing import Annotated
 
     from pydantic import BeforeValidator
 
-    left, ran = [LookupError("down")] * failures, list[int]()
+    left, ran = [error] * failures, list[int]()
 
     def check(value: int) -> int:
         if left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
@@ -290,6 +291,21 @@ async def test_error_of_a_validator() -> None:
 
     engine = ScriptedEngine(['{"id": 1}'])
     with pytest.raises(LookupError, match="my fault"):
+        await Agent("Support", engine=engine, output_type=Failing).run("order?")
+
+
+async def test_validator_that_cancels_nothing() -> None:
+    """A cancellation that nobody asked for, raised by a type's own code, is an error of that and cancels no caller."""
+
+    @attrs.define
+    class Failing:
+        id: int
+
+        def __attrs_post_init__(self) -> None:
+            raise asyncio.CancelledError
+
+    engine = ScriptedEngine(['{"id": 1}'])
+    with pytest.raises(RuntimeError, match="a validator raised CancelledError"):
         await Agent("Support", engine=engine, output_type=Failing).run("order?")
 
 

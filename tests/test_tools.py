@@ -415,6 +415,14 @@ async def test_refusal_stays_short(context: ToolContext) -> None:
     assert len(caught.value.problems) == 100
 
 
+async def test_too_many_faults_are_counted(context: ToolContext) -> None:
+    """Of a value with more than a thousand faults none is named: the event loop would wait for the list."""
+    with pytest.raises(ToolArgumentError) as caught:
+        await declare("x: list[int], y: int").invoke({"x": ["a"] * 1001, "y": "b"}, context)
+    assert list(caught.value.problems) == ["x", "y"]
+    assert caught.value.problems["x"] == "1001 problems, too many to name"
+
+
 @pytest.mark.parametrize(
     ("parameters", "args"),
     [

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from chatflow.core.mirrors import readable
-from chatflow.core.schemas import path_of, schema_generator, without_titles
+from chatflow.core.schemas import checking, problems_of, schema_generator, without_titles
 from chatflow.core.values import FrozenDict, freeze_mapping
 
 ANSWER: Final = "answer"
@@ -23,6 +23,9 @@ ANSWER: Final = "answer"
 
 _OF_HINTS: Final = ("typing", "typing_extensions")
 """Where the kinds of annotations are from that are no classes, such as those of `typing.NewType`."""
+
+LONGEST_ANSWER: Final = 1_000_000
+"""Characters. What is longer is not even looked at: as long as it is checked, the event loop waits."""
 
 _OPENS: Final = re.compile(r"[\[{]")
 _BRACKET: Final = re.compile(r"[\[\]{}]")
@@ -67,22 +70,22 @@ class Output:
         that is no object stands in the field ``answer`` of one, or by itself.
 
         Raises:
-            OutputError: It holds no such value.
+            OutputError: It holds no such value, or is longer than `LONGEST_ANSWER`.
             Exception: Whatever the type's own validators raise other than `ValueError` and `AssertionError`.
+                `RuntimeError` in place of a cancellation that nobody asked for.
         """
+        if len(text) > LONGEST_ANSWER:
+            raise OutputError({ANSWER: f"it has {len(text)} characters, and may have {LONGEST_ANSWER}"})
         found, value = _json_in(text)
         is_in_field = isinstance(value, dict) and list(cast("dict[str, Any]", value)) == [ANSWER]
         in_field = self._in_field if is_in_field else None
         try:
-            if in_field is not None:
-                return in_field.validate_json(found)[ANSWER]
-            return self._adapter.validate_json(found)
+            with checking():
+                if in_field is not None:
+                    return in_field.validate_json(found)[ANSWER]
+                return self._adapter.validate_json(found)
         except self._refusal as refusal:
-            errors = refusal.errors(include_url=False, include_context=False, include_input=False)
-        problems: dict[str, str] = {}
-        for error in errors:
-            steps = error["loc"] if in_field is None else error["loc"][1:]
-            problems.setdefault(path_of(ANSWER, steps), error["msg"])
+            problems = problems_of(refusal, ANSWER, skipped=0 if in_field is None else 1)
         raise OutputError(problems)
 
 

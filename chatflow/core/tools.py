@@ -20,7 +20,7 @@ import anyio.to_thread
 import attrs
 
 from chatflow.core.inspection import bound_by_partial, namespaces, read_docstring, resolve, without_partial
-from chatflow.core.schemas import path_of, schema_generator, without_titles
+from chatflow.core.schemas import checking, problems_of, schema_generator, without_titles
 from chatflow.core.values import thaw
 from chatflow.exceptions import ToolArgumentError, ToolError, listed, shorten
 
@@ -270,19 +270,19 @@ class Tool:
         known = listed(self._parameters, 100) if self._parameters else "no arguments"
         problems = {str(name): f"unknown; the tool takes {known}" for name in args if name not in self._parameters}
         values: dict[str, Any] = dict.fromkeys(self._context_names, context)
-        for name, parameter in self._parameters.items():
-            if name in args:
-                try:
-                    values[name] = parameter.adapter.validate_python(thaw(args[name]))
-                except self._refusal as refusal:
-                    for error in refusal.errors(include_url=False, include_context=False, include_input=False):
-                        problems.setdefault(path_of(name, error["loc"]), error["msg"])
-            elif parameter.required:
-                problems[name] = "missing"
-            elif parameter.filled:
-                default = parameter.adapter.get_default_value()
-                assert default is not None
-                values[name] = default.value
+        with checking():
+            for name, parameter in self._parameters.items():
+                if name in args:
+                    try:
+                        values[name] = parameter.adapter.validate_python(thaw(args[name]))
+                    except self._refusal as refusal:
+                        problems.update(problems_of(refusal, name))
+                elif parameter.required:
+                    problems[name] = "missing"
+                elif parameter.filled:
+                    default = parameter.adapter.get_default_value()
+                    assert default is not None
+                    values[name] = default.value
         if problems:
             raise ToolArgumentError(tool=self._name, problems=problems)
         call = inspect.BoundArguments(self._signature, values)

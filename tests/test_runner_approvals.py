@@ -370,6 +370,55 @@ async def test_approved_tool_clears_the_history(between: Sequence[str]) -> None:
     assert session.pending_approvals == ()
 
 
+async def clearing_shop(*replies: Scripted) -> tuple[Shop, ToolCall]:
+    """A shop with an open call of an earlier turn, and the call that waits of a tool that clears the history."""
+    shop = Shop(REFUND, *replies)
+
+    @shop.agent.tool(requires_approval=True)
+    async def forget(context: ToolContext) -> str:
+        await context.session.clear_history()
+        return "forgotten"
+
+    await shop.ask()
+    waiting = (await shop.runner.run_async("s", "forget it")).awaiting_approval
+    return shop, waiting[-1]
+
+
+async def test_late_result_before_the_history_is_cleared() -> None:
+    """A late result goes with its call where an approved tool clears the history; what was said since stays."""
+    shop, forget = await clearing_shop(CALL("forget"))
+    await shop.runner.approve("s", (await session_of(shop.runner)).pending_approvals[0].id)
+    assert (await shop.runner.approve("s", forget.id)).content == "done"
+    session = await session_of(shop.runner)
+    assert texts(session) == ["forget it", "", "done", "", "done"]
+    assert ([result.content for result in results(session)], shop.paid) == (["forgotten"], [5])
+
+
+async def test_late_results_in_one_message_before_the_history_is_cleared() -> None:
+    """Of several late results in one message those stay, once, whose call stays, whatever tools do later on."""
+    shop, forget = await clearing_shop([REFUND, CALL("forget")], CALL("mark"), CALL("go_back"))
+    marks: list[Any] = []
+
+    @shop.agent.tool
+    async def mark(context: ToolContext) -> str:
+        marks.append(context.session.checkpoint())
+        return "marked"
+
+    @shop.agent.tool
+    async def go_back(context: ToolContext) -> str:
+        await context.session.rollback_to(marks[0])
+        return "back"
+
+    session = await session_of(shop.runner)
+    late = [
+        ToolResult(tool_call_id=call.id, name="refund", content=f"by hand {place}")
+        for place, call in enumerate(session.pending_approvals[:2])
+    ]
+    await session.add_message(Message(Role.TOOL, tool_results=late))
+    assert (await shop.runner.approve("s", forget.id)).content == "done"
+    assert [result.content for result in await shop.results()] == ["by hand 1", "forgotten", "marked", "back"]
+
+
 async def test_approved_tool_adds_messages() -> None:
     """A user's message that an approved tool adds stands before its result, which is sent with its call."""
     agent = Agent("Support", engine=ScriptedEngine([[CALL("note"), CALL("note")]], default="done"))

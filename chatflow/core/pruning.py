@@ -180,6 +180,13 @@ class Window:
                 return result.tool_call_id
         return None
 
+    def matched(self, message: Message) -> Message | None:
+        """*message* less its results that have no call here; None where it had no others."""
+        kept = [result for result in message.tool_results if self._pairing.knows(result.tool_call_id)]
+        if len(kept) == len(message.tool_results):
+            return message
+        return attrs.evolve(message, tool_results=kept) if kept else None
+
     def add(self, message: Message) -> bool:
         """Take *message*, less its results without a call. False if pruning leaves nothing of it."""
         role = message.role

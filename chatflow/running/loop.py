@@ -424,9 +424,14 @@ class Loop:
         except UnmatchedToolResultError:
             # A tool cleared the history, or rolled it back; what this turn has said so far is still to be answered.
             present = {id(message) for message in self.session.history}
-            for earlier in self.providing.said:
-                if id(earlier) not in present:
-                    await self.session.add_message(earlier)
+            said = self.providing.said
+            for place, earlier in enumerate(said):
+                if id(earlier) in present:
+                    continue
+                standing = self.turn.working.window.matched(earlier)
+                if standing is not None:  # else it held late results alone, of calls that are gone
+                    said[place] = standing
+                    await self.session.add_message(standing)
             await self._say(answers)
 
     async def _hand_over(self, call: ToolCall, handoff: Handoff) -> ToolResult:

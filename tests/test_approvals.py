@@ -69,9 +69,9 @@ def test_what_is_no_note(noted: Any) -> None:
     assert tokens_of(called("a", **{AWAITS_APPROVAL_KEY: noted})) == {}
 
 
-@pytest.mark.parametrize("given_id", ["", " ", "null", "used", "twice"])
+@pytest.mark.parametrize("given_id", ["", " ", "null", "used", "twice", "\ud800", "a\0"])
 def test_ids_that_name_no_call(given_id: str) -> None:
-    """A call that waits gets an id of its own where its id is blank or another call has it; the others keep theirs."""
+    """A call gets an id of its own where nobody could name it by its id, or another has it; the others keep theirs."""
     held = held_back(called(given_id, "twice", "b"), [0], [USER, called("used")])
     assert ids_of(held)[1:] == ["twice", "b"]
     assert ids_of(held)[0] not in {given_id, "used", "twice", "b"}
@@ -121,6 +121,16 @@ def test_found_by_what_a_result_would_answer() -> None:
     assert held is not None
     assert (held.position, held.is_open) == (1, True)
     assert find_held(history, "b") is None
+
+
+@pytest.mark.parametrize("later", [(), (answered("a"),)])
+def test_found_after_its_id_was_given_again(later: tuple[Message, ...]) -> None:
+    """A call that was decided is found by its id also after a call that nobody was asked about has had it."""
+    decided = [USER, held_back(called("a"), [0], []), answered("a")]
+    assert find_held([*decided, called("a"), *later], "a") == find_held(decided, "a")
+    held = find_held(decided, "a")
+    assert held is not None
+    assert (held.position, held.is_open) == (1, False)
 
 
 def test_result_without_a_call() -> None:

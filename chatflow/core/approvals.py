@@ -12,7 +12,7 @@ import attrs
 
 from chatflow.core.messages import Message, ToolCall
 from chatflow.core.pruning import CallPlace, Pairing, is_blank_id
-from chatflow.core.values import FrozenDict
+from chatflow.core.values import FrozenDict, is_plain
 
 AWAITS_APPROVAL_KEY: Final = "chatflow_awaits_approval"
 """In a model message's `extra`: the calls that a person is asked about, by position, each with a token of its own.
@@ -91,8 +91,8 @@ def held_back(message: Message, indexes: Iterable[int], history: Iterable[Messag
     """*message*, which follows *history*, with the note that its calls at *indexes* wait, and without any other.
 
     A person names a call by its id, and must not approve another one by it. So a call that waits gets an id of its own
-    where its id is blank, or some other call has it. Without *history* ids stay as they are: a service that keeps the
-    history itself knows no others.
+    where nobody could name it by its id, or some other call has it. Without *history* ids stay as they are: a service
+    that keeps the history itself knows no others.
     """
     extra = {name: value for name, value in message.extra.items() if name != AWAITS_APPROVAL_KEY}
     tokens = {index: uuid.uuid4().hex for index in indexes}
@@ -105,7 +105,7 @@ def held_back(message: Message, indexes: Iterable[int], history: Iterable[Messag
         given = Counter(call.id for said in (*history, message) for call in said.tool_calls)
         for index, token in tokens.items():
             call_id = calls[index].id
-            if given[call_id] > 1 or is_blank_id(call_id):
+            if given[call_id] > 1 or is_blank_id(call_id) or not is_plain(call_id):
                 calls[index] = attrs.evolve(calls[index], id=token[:9])  # nine of these are an id for every provider
     return attrs.evolve(message, tool_calls=calls, extra=extra)
 
@@ -127,18 +127,27 @@ def open_calls(history: Iterable[Message]) -> list[HeldCall]:
 
 
 def find_held(history: Sequence[Message], call_id: str) -> HeldCall | None:
-    """The call that a result for *call_id* would belong to, if a person was asked about it."""
+    """The call that a result for *call_id* would belong to, if a person was asked about it.
+
+    If nobody was, the last answered one of that id about which somebody was: providers give ids again.
+    """
     pairing = Pairing()
+    held: HeldCall | None = None
+
+    def held_at(found: tuple[CallPlace, bool] | None, *, is_open: bool) -> HeldCall | None:
+        if found is None:
+            return None
+        position, index = found[0].position, found[0].index
+        token = tokens_of(history[position]).get(index)
+        if token is None:
+            return None
+        return HeldCall(position=position, message=history[position], index=index, token=token, is_open=is_open)
+
     for position, message in enumerate(history):
         pairing.call(position, message.tool_calls)
         for result in message.tool_results:
-            pairing.answer(result.tool_call_id)
+            found = pairing.answer(result.tool_call_id)
+            if result.tool_call_id == call_id:
+                held = held_at(found, is_open=False) or held
     found = pairing.answer(call_id)
-    if found is None:
-        return None
-    place, is_answered = found
-    position, message = place.position, history[place.position]
-    token = tokens_of(message).get(place.index)
-    if token is None:
-        return None
-    return HeldCall(position=position, message=message, index=place.index, token=token, is_open=not is_answered)
+    return held_at(found, is_open=found is not None and not found[1]) or held

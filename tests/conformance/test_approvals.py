@@ -513,6 +513,20 @@ async def test_rolled_back_before_the_decision(store: StoreBackend) -> None:
     assert till.paid == [5]
 
 
+async def test_rolled_back_and_forgotten(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a decision is forgotten, a call that a rollback has opened again can be decided about anew."""
+    store, clock = open_store(dedup_ttl_hours=1), Clock()
+    monkeypatch.setattr(store, "_clock", clock)
+    till = Till(refunds(5))
+    runner = Runner(till.agent, store)
+    (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
+    await runner.approve("s", call.id)
+    await (await session_in(store)).rollback_to(2)
+    clock.passes(hours=2)
+    assert not (await runner.reject("s", call.id)).duplicate
+    assert till.paid == [5]
+
+
 async def test_given_up(store: StoreBackend) -> None:
     """A decision that has cost its process too often is given up, and the conversation goes on."""
     till = Till(refunds(5), idempotent=True)
@@ -792,6 +806,33 @@ async def test_ids_given_again(store: StoreBackend) -> None:
     assert till.paid == [1]
     await runner.approve("s", two.id)
     assert till.paid == [1, 2]
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_id_given_again_after_the_decision(store: StoreBackend, approved: bool) -> None:
+    """A second click gets the stored answer, or that it was decided, also where a plain call has had the id since."""
+    till = Till(ToolCall(id="call_0", name="refund", args={"euros": 5}), ToolCall(id="call_0", name="look"))
+    runner = Runner(till.agent, store)
+    await runner.run_async("s", "refund it")
+    decide, other = (runner.approve, runner.reject) if approved else (runner.reject, runner.approve)
+    await decide("s", "call_0")
+    again = await decide("s", "call_0")
+    assert (again.duplicate, again.content) == (True, "done")
+    with pytest.raises(ApprovalDecidedError):
+        await other("s", "call_0")
+    assert len(till.paid) == int(approved)
+
+
+@pytest.mark.parametrize("call_id", [" ", "\ud800", "a\0", "\0approval:" + "0" * 32])
+async def test_id_that_nobody_can_say(store: StoreBackend, call_id: str) -> None:
+    """A call whose id is no text that can be passed on waits under another one, by which it is decided."""
+    till = Till(ToolCall(id=call_id, name="refund", args={"euros": 5}))
+    runner = Runner(till.agent, store)
+    (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
+    assert (call.id.isalnum(), await pending(store)) == (True, [call.id])
+    assert (await runner.approve("s", call.id)).content == "done"
+    assert (await runner.approve("s", call.id)).duplicate
+    assert till.paid == [5]
 
 
 async def test_message_ids_can_not_be_decisions(store: StoreBackend) -> None:

@@ -325,13 +325,30 @@ class Runner:
     ) -> AgentResponse:
         """Refuse the call *call_id*, which waits for approval, and go on without it, in one turn.
 
-        The model is told that a person has refused, and the *reason*, if there is one. All else is as with `approve`.
+        The model is told that a person has refused, and the *reason*, unless that is blank; of a long one as much as of
+        other results. All else is as with `approve`.
 
         Raises:
             ApprovalDecidedError: It was approved before.
             ChatflowError: As `approve` does.
         """
         return await self._decide_in(session_id, decided(session_id, call_id, reason, metadata, approved=False))
+
+    def approve_stream(self, session_id: str, call_id: str, *, metadata: Mapping[str, Any] | None = None) -> RunStream:
+        """As `approve`, and what happens is told while it happens: see `run_stream`.
+
+        Of the calls of the same message that still wait only the response tells: they were told of when they were made.
+        """
+        return self._stream_decision(session_id, decided(session_id, call_id, None, metadata, approved=True))
+
+    def reject_stream(
+        self, session_id: str, call_id: str, reason: str | None = None, *, metadata: Mapping[str, Any] | None = None
+    ) -> RunStream:
+        """As `reject`, and what happens is told while it happens: see `run_stream`."""
+        return self._stream_decision(session_id, decided(session_id, call_id, reason, metadata, approved=False))
+
+    def _stream_decision(self, session_id: str, asked: Asked) -> RunStream:
+        return RunStream(session_id, self.session_store, lambda report: self._decide_in(session_id, asked, report))
 
     async def approve_session(
         self, session: AgentSession, call_id: str, *, metadata: Mapping[str, Any] | None = None
@@ -358,11 +375,11 @@ class Runner:
         """
         return await self._decide_at(session, call_id, reason, metadata, approved=False)
 
-    async def _decide_in(self, session_id: str, asked: Asked) -> AgentResponse:
+    async def _decide_in(self, session_id: str, asked: Asked, report: Report | None = None) -> AgentResponse:
         session = await self.session_store.get(session_id)
         if session is None:
             raise SessionNotFoundError(session_id=session_id)
-        return await self._answer(session, about(asked, session))
+        return await self._answer(session, about(asked, session), report=report)
 
     async def _decide_at(
         self,

@@ -272,6 +272,27 @@ def test_left_row_is_not_held_out_of_line(rows: Rows) -> None:
     assert (left.state, left.holder) == (State.TOLD, None)
 
 
+@pytest.mark.parametrize(
+    ("end", "noted", "left_as"),
+    [
+        (End.TOLD, False, None),
+        (End.FAILED, False, None),
+        (End.LET_GO, False, State.INTERRUPTED),
+        (End.TOLD, True, State.INTERRUPTED),
+        (End.FAILED, True, State.TOLD),
+        (End.LET_GO, True, State.INTERRUPTED),
+    ],
+)
+def test_decision_that_is_left(rows: Rows, end: End, noted: bool, left_as: State | None) -> None:
+    """A decision of which nothing has come is forgotten; else it keeps its place until it fails for somebody else."""
+    row = running(rows, ticket("m"))
+    if noted:
+        rows.turn(row.turn_id).journal.append(Entry(iteration=0, message=Message(Role.MODEL, "x")))
+    left = lines.leave(rows, Leaving(turn_id=row.turn_id, attempt=row.attempt, end=end, is_decision=True))
+    assert (None if left is None else left.state) is left_as
+    assert (rows.find(row.turn_id) is None) is (left_as is None)
+
+
 def test_given_up_when_left(rows: Rows) -> None:
     """Work that fails for the last time is dead when it is left, and its journal gone."""
     for left_as in (State.ACCEPTED, State.DEAD):

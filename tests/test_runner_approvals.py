@@ -186,6 +186,96 @@ async def test_stream() -> None:
     assert events[-2] == ApprovalRequested(call, "Support")
 
 
+async def test_stream_of_an_approval() -> None:
+    """An approval's stream tells of its call, then of what the model says and calls, and the answer."""
+    shop = Shop(REFUND, EngineReply(text="More?", tool_calls=[REFUND]))
+    call = await shop.ask()
+    async with shop.runner.approve_stream("s", call.id, metadata={"by": "Ann"}) as stream:
+        events = [event async for event in stream]
+    (again,) = stream.response.awaiting_approval
+    (result,) = await shop.results()
+    assert events == [
+        ToolStarted(call, "Support"),
+        ToolFinished(call, result),
+        TextDelta("More?", "Support"),
+        ApprovalRequested(again, "Support"),
+        Done(stream.response),
+    ]
+    assert ((await session_of(shop.runner)).metadata, shop.paid) == ({"by": "Ann"}, [5])
+    assert await shop.runner.approve_stream("s", call.id).collect() == attrs.evolve(stream.response, duplicate=True)
+
+
+async def test_stream_of_a_rejection() -> None:
+    """A rejection's stream tells what the model says to it."""
+    shop = Shop(REFUND, "Pity.")
+    call = await shop.ask()
+    async with shop.runner.reject_stream("s", call.id, "too much") as stream:
+        events = [event async for event in stream]
+    assert events == [TextDelta("Pity.", "Support"), Done(stream.response)]
+    assert ("too much" in (await shop.results())[0].content, shop.paid) == (True, [])
+
+
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_streamed_decision_is_the_same(approved: bool, calls: int) -> None:
+    """A streamed decision stores and returns what an unstreamed one does."""
+    came_of: list[Any] = []
+    for streams in (False, True):
+        shop = Shop([CALL("refund", euros=each) for each in range(calls)], CALL("look"), "Paid.")
+        shop.agent.tool(name="look")(lambda: "found")
+        answers: list[AgentResponse] = []
+        waiting = (await shop.runner.run_async("s", "refund it")).awaiting_approval
+        for call in waiting:
+            runner = shop.runner
+            if streams:
+                stream = runner.approve_stream if approved else runner.reject_stream
+                answers.append(await stream("s", call.id).collect())
+            else:
+                answers.append(await (runner.approve if approved else runner.reject)("s", call.id))
+        session = await session_of(shop.runner)
+        said = [
+            (message.role, message.text, *(each.content for each in message.tool_results))
+            for message in session.history
+        ]
+        came_of.append(
+            (said, [(each.content, each.stop_reason, each.tool_calls_executed) for each in answers], shop.paid)
+        )
+    assert came_of[0] == came_of[1]
+
+
+@pytest.mark.parametrize(("arguments", "error"), [(("", "c"), ValueError), (("s", 5), TypeError)])
+async def test_stream_of_bad_arguments(arguments: Any, error: type[Exception]) -> None:
+    """Arguments of a wrong type are refused before anything is entered; that nothing waits, by the stream."""
+    shop = Shop(REFUND)
+    with pytest.raises(error):
+        shop.runner.approve_stream(*arguments)
+    with pytest.raises(error):
+        shop.runner.reject_stream(*arguments)
+    await shop.ask()
+    with pytest.raises(ApprovalNotFoundError):
+        await shop.runner.approve_stream("s", "c").collect()
+
+
+@pytest.mark.parametrize("reason", ["", " \n"])
+async def test_blank_reason(reason: str) -> None:
+    """A reason without a word is none."""
+    shop = Shop(REFUND)
+    await shop.runner.reject("s", (await shop.ask()).id, reason)
+    (result,) = await shop.results()
+    assert result.content == "A person has refused this call; it was not run, and should not be made again as it is."
+
+
+async def test_long_reason() -> None:
+    """What a model is told of a rejection is cut as other results are."""
+    shop = Shop(REFUND, max_result_characters=200)
+    await shop.runner.reject("s", (await shop.ask()).id, "no " * 1000 + "never")
+    (result,) = await shop.results()
+    assert (len(result.content) <= 200, result.is_error) == (True, True)
+    assert result.content.startswith("A person has refused this call;")
+    assert result.content.endswith("never")
+    assert "characters were left out here" in result.content
+
+
 async def test_agent_run() -> None:
     """An agent's own run ends with what waits, and the session at hand can be decided in."""
     shop = Shop(REFUND)

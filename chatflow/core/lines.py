@@ -15,6 +15,7 @@ from chatflow.core.records import Accepted, Beat, Claim, Cycle, Dead, InProgress
 from chatflow.core.rows import (
     LIVE,
     WAITING,
+    End,
     Row,
     State,
     dead,
@@ -235,8 +236,12 @@ def leave(rows: Rows, leaving: Leaving) -> Row | None:
     if row is None or not row.is_of(rows.holder, leaving.attempt):
         return None
     left = ended(row, leaving.end, leaving.max_attempts)
-    if left is not None and left.state is State.TOLD and leaving.forgets and not rows.has_journal(row):
-        left = None
+    if left is not None and left.state is State.TOLD and leaving.is_decision:
+        if not rows.has_journal(row):
+            left = None  # a person may decide otherwise as long as nothing has come of it
+        elif leaving.end is End.TOLD:
+            # Else the next turn would tell its model of a call that nobody has decided about, and it has run.
+            left = attrs.evolve(left, state=State.INTERRUPTED)
     if left is None:
         rows.delete(row)
     elif left.state is State.DEAD:

@@ -28,9 +28,9 @@ INTERRUPTED: Final = "The call was interrupted; whether it took effect is unknow
 """Sent as the result of a call that has none."""
 
 AWAITING: Final = (
-    "The call waits for a person's approval and has not run. Don't make it again; say that it waits, and go on."
+    "A person has to approve this call, and what comes of it is not known yet. Don't make it again; say so, and go on."
 )
-"""Sent as the result of a call that nobody has decided about yet."""
+"""Sent as the result of a call that a person is asked about and that has none: decided about or not, run or not."""
 
 ARRIVED: Final = "(A result of an earlier tool call has arrived only now. It stands with its call above.)"
 """Sent as a user message where a late result came while the model had spoken last: a model answers others' words."""

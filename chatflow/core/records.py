@@ -357,7 +357,8 @@ class Accepted:
 class Leaving:
     """A turn's row to be given back: how it ended, and whether its holder keeps it until it tries again.
 
-    *forgets* says that nothing is to be left of a row that is told of and has no journal.
+    *is_decision* says that it was a decision about a call. Told of, it is forgotten as long as it has no journal, and
+    stays in its place once it has one.
     """
 
     turn_id: int
@@ -365,7 +366,7 @@ class Leaving:
     end: End
     max_attempts: int | None = None
     hold: bool = False
-    forgets: bool = False
+    is_decision: bool = False
 
 
 @attrs.frozen

@@ -551,8 +551,7 @@ class Turn:
             end=end,
             max_attempts=self._max_attempts,
             hold=hold,
-            # A person may decide otherwise as long as nothing has come of it.
-            forgets=self.claim is not None and isinstance(self.claim.input, Decision),
+            is_decision=self.claim is not None and isinstance(self.claim.input, Decision),
         )
         store = self.session.store
         store.line.abandoned.append((leaving, self))

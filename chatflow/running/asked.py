@@ -74,7 +74,8 @@ def decided(
     check_id(session_id, "session_id")
     if not isinstance(reason, str | None):
         raise TypeError(f"reason must be a string, not {type(reason).__name__}")
-    decision = Decision(call_id=check_id(call_id, "call_id"), approved=approved, reason=reason)
+    given = reason if reason is not None and reason.strip() else None
+    decision = Decision(call_id=check_id(call_id, "call_id"), approved=approved, reason=given)
     return Asked(decision, _frozen(session_id, metadata), None, waits=True)
 
 

@@ -113,7 +113,9 @@ class Loop:
         if decision.approved:
             await self._run_held(held, journal)
         else:
-            await self._say_results([refusal(held.call, decision.reason)])
+            result = refusal(held.call, decision.reason)
+            content, _ = self.result_limits.cut(result.content)
+            await self._say_results([attrs.evolve(result, content=content)])
         waiting = self._waiting(held.message)
         if waiting:
             return await self._conclude(self._active_agent(), "", "approval", waiting=waiting)

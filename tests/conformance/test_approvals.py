@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from chatflow.core.agent import Agent
 from chatflow.core.approvals import AWAITS_APPROVAL_KEY, Decision, held_back
@@ -417,19 +418,87 @@ async def test_decision_that_has_done_nothing(store: StoreBackend, approved: boo
     assert till.paid == ([] if approved else [5])
 
 
-async def test_decision_that_has_run_its_tool(store: StoreBackend) -> None:
-    """A decision that failed after its tool had run is kept, listed, and can't be turned round."""
-    till = Till(refunds(5), LookupError)
+async def failed_after(store: StoreBackend, till: Till) -> str:
+    """Approve, and have the model fail once the tool has run; the call's id."""
     runner = Runner(till.agent, store)
     (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
     with pytest.raises(LookupError):
         await runner.approve("s", call.id)
     (turn,) = await store.pending_turns()
-    assert (turn.state, turn.decision) == ("told", Decision(call_id=call.id, approved=True))
+    assert (turn.state, turn.decision) == ("interrupted", Decision(call_id=call.id, approved=True))
+    return call.id
+
+
+async def test_decision_that_has_run_its_tool(store: StoreBackend) -> None:
+    """A decision that failed after its tool had run keeps its place, is listed, and can't be turned round."""
+    till = Till(refunds(5), LookupError)
+    call_id = await failed_after(store, till)
+    runner = Runner(till.agent, store)
     with pytest.raises(ApprovalDecidedError):
-        await runner.reject("s", call.id)
-    assert (await runner.approve("s", call.id)).content == "done"
-    assert till.begun == [5]
+        await runner.reject("s", call_id)
+    assert (await runner.approve("s", call_id)).content == "done"
+    assert (till.begun, await store.pending_turns()) == ([5], ())
+
+
+async def test_decision_that_failed_is_finished_by_the_next_run(store: StoreBackend, restart: Restart) -> None:
+    """A decision that failed after its tool had run is finished before the next message, which sees the result."""
+    till = Till(refunds(5), LookupError, "Paid.", "Next.")
+    call_id = await failed_after(store, till)
+    store = await restart(store)
+    runner = Runner(till.agent, store)
+    assert (await runner.run_async("s", "next")).content == "Next."
+    assert await history(store) == ["refund it", "refund 5", "5 paid", "Paid.", "next", "Next."]
+    assert AWAITING not in str(till.engine.requests)
+    again = await runner.approve("s", call_id)
+    assert (again.duplicate, again.content, till.begun) == (True, "Paid.", [5])
+
+
+async def test_decision_that_failed_is_finished_by_a_worker(store: StoreBackend) -> None:
+    """Whoever works finishes a decision that failed after its tool had run."""
+    till = Till(refunds(5), LookupError, "Paid.")
+    call_id = await failed_after(store, till)
+    runner = Runner(till.agent, store)
+    async with runner.working():
+        await nothing_left(store)
+    assert ((await history(store))[2:], till.begun) == (["5 paid", "Paid."], [5])
+    assert (await runner.approve("s", call_id)).duplicate
+
+
+async def test_decision_that_failed_twice_steps_aside(store: StoreBackend) -> None:
+    """One that fails again when the next message has it finished holds nobody up, and goes on when it is made again."""
+    till = Till(refunds(5), LookupError, LookupError, "Next.", "And next.", LookupError, "Paid.")
+    call_id = await failed_after(store, till)
+    runner = Runner(till.agent, store)
+    for text, answer in (("next", "Next."), ("and next", "And next.")):
+        assert (await runner.run_async("s", text)).content == answer
+        (turn,) = await store.pending_turns()
+        assert turn.state == "told"
+        (waiting,) = till.engine.requests[-1].messages[2].tool_results
+        assert (waiting.content, waiting.is_error) == (AWAITING, False)
+    with pytest.raises(LookupError):
+        await runner.approve("s", call_id)
+    (turn,) = await store.pending_turns()
+    assert turn.state == "interrupted"
+    assert (await runner.approve("s", call_id)).content == "Paid."
+    assert (till.begun, await store.pending_turns()) == ([5], ())
+
+
+async def test_decision_that_was_cancelled_inside_its_tool(store: StoreBackend) -> None:
+    """One that was cancelled while its tool ran is finished before the next message, and the tool not run again."""
+    till = Till(refunds(5), "Unknown.", "Next.")
+    runner = Runner(till.agent, store)
+    (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            scope.cancel()
+            await checkpoint()
+
+        till.before = cancel
+        await runner.approve("s", call.id)
+    assert scope.cancelled_caught
+    assert (await runner.run_async("s", "next")).content == "Next."
+    assert (till.begun, till.paid, (await history(store))[3:]) == ([5], [], ["Unknown.", "next", "Next."])
 
 
 async def lost_after(store: StoreBackend, till: Till) -> str:

@@ -105,8 +105,9 @@ class Runner:
         max_prompt_tokens: How many tokens a model is sent at most, instructions and tools included, as its engine
             counts. The oldest whole turns are not sent where all would be more; they stay in the conversation. An
             agent's own number comes before it.
-        on_context_window: Where a provider finds the prompt too long: "raise" the error, or "shrink", which asks once
-            more with at most half of the turns. Once for an agent in a turn, and never after a piece was told.
+        on_context_window: Where a provider finds the prompt too long: "raise" the error, or "shrink", which asks again
+            with at most half of the turns, until it fits or only the running one is left, and never after a piece was
+            told. Later turns of the same session object begin with what fitted.
         compactor: Makes a summary of turns that leave the window: a `Compactor`, or what one is made of.
         on_lost_service_session: Where a service keeps a conversation's history and does not know it any more: "raise"
             the error, or "replay", which begins a new session there from the local copy.

@@ -440,7 +440,7 @@ async def test_handoff_that_is_approved(most: int) -> None:
 
 @pytest.mark.parametrize("between", [(), ("well?",)])
 async def test_approved_tool_clears_the_history(between: Sequence[str]) -> None:
-    """What an approved call was made for, and all since then, outlives a tool that clears the history."""
+    """The turn of an approved call outlives a tool that clears the history; those since then do not."""
     agent = Agent("Support", engine=ScriptedEngine(["hello", CALL("forget")], default="done"))
 
     @agent.tool(requires_approval=True)
@@ -455,8 +455,7 @@ async def test_approved_tool_clears_the_history(between: Sequence[str]) -> None:
         await runner.run_async("s", text)
     assert (await runner.approve("s", call.id)).content == "done"
     session = await session_of(runner)
-    said = [text for each in between for text in (each, "done")]
-    assert texts(session) == ["forget it", "", *said, "", "done"]
+    assert texts(session) == ["forget it", "", "", "done"]
     assert session.pending_approvals == ()
 
 
@@ -574,7 +573,7 @@ class Newest(HistoryProvider):
 
 
 async def test_history_provider() -> None:
-    """Whatever is chosen of the history, the decided call and what it was made for is sent."""
+    """Whatever is chosen of the history, the turn of the decided call is sent, before what was said since."""
     shop = Shop("one!", "two!", REFUND, "It waits.", "It still waits.")
     agent = Agent("Support", tools=[shop.tool], engine=shop.engine, context_providers=[Newest()])
     runner = Runner(agent)
@@ -585,7 +584,7 @@ async def test_history_provider() -> None:
         await runner.run_async("s", text)
     assert (await runner.approve("s", call.id)).content == "done"
     said = [message.text for message in shop.engine.requests[-1].messages]
-    assert said == ["two", "two!", "refund it", "", "", "well?", "It waits.", "and now?", "It still waits.", ARRIVED]
+    assert said == ["refund it", "", "", "and now?", "It still waits.", ARRIVED]
     assert [text.text for text in shop.engine.requests[-2].messages][-1] == "and now?"
 
 

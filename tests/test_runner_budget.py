@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -10,23 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatflow.core.agent import Agent
+from chatflow.core.approvals import held_back
 from chatflow.core.engine import EngineReply, EngineRequest, ReplyPart
 from chatflow.core.events import RunEvent, TextDelta
 from chatflow.core.memory import SessionStore
-from chatflow.core.messages import Message, Role, ToolResult
+from chatflow.core.messages import Message, Role, ToolCall, ToolResult
 from chatflow.core.prompt import ARRIVED, to_prompt
 from chatflow.core.providers import ContextProvider, HistoryProvider, RunContext
 from chatflow.core.pruning import prune
 from chatflow.core.session import AgentSession, SessionContext
+from chatflow.core.store import BaseSessionStore
 from chatflow.core.tools import ToolContext, tool
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ContextWindowError
 from chatflow.runner import Runner
+from chatflow.sqlite import SQLiteSessionStore
 from tests.runs import session_of, texts
 from tests.service_engine import A2AEngine
 from tests.strategies import calls, histories, results, says
+from tests.test_budget import Drawn, windows_plainly
 from tests.test_prompt import check_valid
-from tests.test_pruning import legal_cuts
+from tests.test_pruning import numbered
 
 CALL = ScriptedEngine.call
 TOO_LONG = "model 'm': the prompt is too long"
@@ -143,22 +147,22 @@ async def test_turn_alone_is_over() -> None:
 
 
 async def test_pair_of_an_earlier_turn() -> None:
-    """A turn that adds the result of an earlier call is sent that call's turn, and all between, however old."""
+    """A turn that adds the result of an earlier call is sent that call's turn, and the one that it stands in."""
 
     class Answers(ContextProvider):
         async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
-            if context.input.text == "four":
+            if context.input.text == "five":
                 context.add_messages(results("a"), store=True)
 
     engine = ScriptedEngine(default="yes")
     agent, store = Agent("Support", engine=engine, context_providers=[Answers()]), SessionStore()
     await talk(Runner(agent, store), "one", "two")
     await (await session_of(Runner(agent, store))).add_message(calls("a"))
-    await talk(Runner(agent, store), "three")
+    await talk(Runner(agent, store), "three", "four")
     with pytest.raises(ContextWindowError, match="this turn alone and what goes with it have 25 tokens"):
-        await talk(Runner(agent, store, max_prompt_tokens=24), "four")
-    await talk(Runner(agent, store, max_prompt_tokens=25), "four")
-    assert sent(engine.requests[-1]) == ["two", "yes", "look", "look", "three", "yes", ARRIVED, "four"]
+        await talk(Runner(agent, store, max_prompt_tokens=24), "five")
+    await talk(Runner(agent, store, max_prompt_tokens=26), "five")
+    assert sent(engine.requests[-1]) == ["two", "yes", "look", "look", "four", "yes", ARRIVED, "five"]
     assert engine.requests[-1].messages[3].tool_results[0].content is None
 
 
@@ -264,7 +268,7 @@ async def test_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     caplog.clear()
     await talk(runner, "four")
     assert [record.message for record in caplog.records if record.name == "chatflow.runner"] == [
-        "session 's': the oldest 1 turn, 2 messages, are not sent to agent 'Support': they would be too long"
+        "session 's': 1 older turn, 2 messages, are not sent to agent 'Support': they would be too long"
     ]
 
 
@@ -280,9 +284,144 @@ async def test_repairs_name_the_place_in_the_history(limit: int | None, caplog: 
     assert "repaired for the model: message 6: the call 'a' has no result" in caplog.text
 
 
+class Till:
+    """An agent with a payment that a person has to approve, and what was paid."""
+
+    def __init__(self, *replies: Any, **options: Any) -> None:
+        self.paid: list[int] = []
+        self.engine = ScriptedEngine(replies, default="yes")
+        self.agent = Agent("Support", engine=self.engine, **options)
+        self.agent.tool(requires_approval=True)(self.pay)
+
+    async def pay(self, euros: int) -> str:
+        """Pay."""
+        self.paid.append(euros)
+        return f"paid {euros}"
+
+    async def ask(self, runner: Runner) -> ToolCall:
+        """Have it asked for."""
+        (call,) = (await runner.run_async("s", "pay it")).awaiting_approval
+        return call
+
+
+async def test_late_decision() -> None:
+    """With a late decision goes the turn of its call, and the newest of the others that there is room for."""
+    till = Till("yes", CALL("pay", euros=5))
+    runner = Runner(till.agent)
+    await talk(runner, "zero")
+    call = await till.ask(runner)
+    await talk(runner, *numbers)
+    await Runner(till.agent, runner.session_store, max_prompt_tokens=29).approve("s", call.id)
+    assert sent(till.engine.requests[-1]) == ["pay it", "pay", "pay", "four", "yes", "five", "yes", ARRIVED]
+    await talk(Runner(till.agent, runner.session_store, max_prompt_tokens=30), "six")
+    assert sent(till.engine.requests[-1]) == ["pay it", "pay", "pay", "five", "yes", ARRIVED, "yes", "six"]
+
+
+async def test_decision_that_can_not_be_told() -> None:
+    """Where not even the turn of the call has room, that is said before the tool runs, and nothing is decided."""
+    till = Till(CALL("pay", euros=5))
+    runner = Runner(till.agent)
+    call = await till.ask(runner)
+    await talk(runner, *numbers)
+    bounded = Runner(till.agent, runner.session_store, max_prompt_tokens=6)
+    told = "the turn of the call that was approved and .* 7 tokens, .*nothing was run or sent"
+    for decide, said in ((bounded.approve, told), (bounded.reject, "this turn alone")):
+        with pytest.raises(ContextWindowError, match=said) as caught:
+            await decide("s", call.id)
+        assert (caught.value.session_id, caught.value.max_prompt_tokens) == ("s", 6)
+        assert (till.paid, await runner.session_store.pending_turns()) == ([], ())
+        assert (await session_of(runner)).pending_approvals == (call,)
+    assert (await runner.reject("s", call.id)).content == "yes"
+
+
+async def test_result_that_has_no_room() -> None:
+    """A result that has no room is kept: once there is room the decision goes on, and the tool is not run again."""
+    till = Till(CALL("pay", euros=5))
+    runner = Runner(till.agent)
+    call = await till.ask(runner)
+    bounded = Runner(till.agent, runner.session_store, max_prompt_tokens=7)
+    for _ in range(2):
+        with pytest.raises(ContextWindowError, match="this turn alone and what goes with it have 8 tokens"):
+            await bounded.approve("s", call.id)
+    assert (await runner.approve("s", call.id)).content == "yes"
+    assert till.paid == [5]
+
+
+async def test_decision_that_asks_nobody() -> None:
+    """As long as others of its message wait, no model is asked, and a decision needs no room."""
+    till = Till([CALL("pay", euros=1), CALL("pay", euros=2)])
+    runner = Runner(till.agent)
+    first, second = (await runner.run_async("s", "pay it")).awaiting_approval
+    bounded = Runner(till.agent, runner.session_store, max_prompt_tokens=1)
+    assert (await bounded.approve("s", first.id)).awaiting_approval == (second,)
+    with pytest.raises(ContextWindowError):
+        await bounded.approve("s", second.id)
+    assert till.paid == [1]
+
+
+async def test_decision_and_an_engine_that_can_not_count() -> None:
+    """An engine that can't count is found before an approved tool runs."""
+
+    class Plain:
+        async def generate(self, request: EngineRequest) -> EngineReply:
+            return EngineReply(text="yes")
+
+    till = Till(CALL("pay", euros=5))
+    runner = Runner(till.agent)
+    call = await till.ask(runner)
+    bounded = Runner(Agent("Support", tools=till.agent.tools), runner.session_store, Plain(), max_prompt_tokens=90)
+    with pytest.raises(TypeError, match="can't: give it an async method count_tokens"):
+        await bounded.approve("s", call.id)
+    assert till.paid == []
+
+
+class Chosen(HistoryProvider):
+    """Chooses the newest turns."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+
+    async def get_messages(self, agent: Agent, session: AgentSession, context: RunContext) -> Sequence[Message]:
+        return prune(context.history, self.turns)
+
+
+@pytest.mark.parametrize(
+    ("turns", "limit", "expected"),
+    [
+        (7, 100, ["zero", "yes", "pay it", "pay", "pay", "one", "yes", "two", "yes", "three", "yes", ARRIVED]),
+        (2, 100, ["pay it", "pay", "pay", "two", "yes", "three", "yes", ARRIVED]),
+        (7, 30, ["pay it", "pay", "pay", "two", "yes", "three", "yes", ARRIVED]),
+        (2, 28, ["pay it", "pay", "pay", "three", "yes", ARRIVED]),
+    ],
+)
+async def test_late_decision_and_a_history_provider(turns: int, limit: int, expected: list[str]) -> None:
+    """What a provider chooses stands around the turn of the decided call, and leaves where there is no room."""
+    till = Till("yes", CALL("pay", euros=5), context_providers=[Chosen(turns)])
+    runner = Runner(till.agent)
+    await talk(runner, "zero")
+    call = await till.ask(runner)
+    await talk(runner, *numbers[:3])
+    await Runner(till.agent, runner.session_store, max_prompt_tokens=limit).approve("s", call.id)
+    assert sent(till.engine.requests[-1]) == expected
+
+
+async def test_calls_decided_at_different_times_and_a_history_provider() -> None:
+    """What was decided in between about another call of the message is sent with it, whatever a provider chooses."""
+    till = Till([CALL("pay", euros=1), CALL("pay", euros=2)], context_providers=[Chosen(1)])
+    runner = Runner(till.agent)
+    first, second = (await runner.run_async("s", "pay it")).awaiting_approval
+    await talk(runner, "one")
+    await runner.approve("s", first.id)
+    await talk(runner, "two", "three")
+    await runner.approve("s", second.id)
+    assert sent(till.engine.requests[-1]) == ["pay it", "pay,pay", "pay,pay", "three", "yes", ARRIVED]
+    assert [each.content for each in till.engine.requests[-1].messages[2].tool_results] == ["paid 1", "paid 2"]
+
+
 @given(histories(max_size=24), st.integers(3, 40), st.booleans())
 async def test_any_history(history: list[Message], limit: int, calls_a_tool: bool) -> None:
-    """Each prompt is valid, within the limit, and the largest that is: found here by trying all cuts."""
+    """Each prompt is valid, within the limit, and the largest that is: found here by trying all windows."""
     engine = ScriptedEngine([[CALL("look", what="x")], "done"] if calls_a_tool else ["done"])
     agent = Agent("Support", "Be kind.", tools=[look], max_prompt_tokens=limit)
     session = SessionContext("s", agent, max_turns=100)
@@ -297,38 +436,83 @@ async def test_any_history(history: list[Message], limit: int, calls_a_tool: boo
         failed = error
     said = [says(Role.USER, "question")]
     if calls_a_tool:
-        found = ToolResult(tool_call_id="", name="look", content="found x")
-        said.append(Message(Role.MODEL, tool_calls=[CALL("look", what="x")]))
-        said.append(Message(Role.TOOL, tool_results=[found]))
+        said += pair("look", "found x", what="x")
     for number, request in enumerate(engine.requests):
         check_valid(request.messages)
-        expected = await largest(engine, request, before, said[: 1 + 2 * number], limit)
+        expected = await largest(agent, before, said[: 1 + 2 * number], limit)
+        assert expected is not None
         assert sent(request) == expected
         assert "question" in expected
     if failed is not None:
-        expected = await largest(engine, None, before, said[: 1 + 2 * len(engine.requests)], limit, agent)
-        assert expected is None
+        assert await largest(agent, before, said[: 1 + 2 * len(engine.requests)], limit) is None
         assert (failed.tokens or 0) > limit
 
 
+@given(histories(max_size=12), histories(max_size=12), st.integers(3, 60), st.sampled_from(["yes", "no", "look"]))
+async def test_any_decision(history: list[Message], since: list[Message], limit: int, decided: str) -> None:
+    """As many turns as fit are sent with the turn of a decided call, however late that is; or nothing is run.
+
+    Those since the call leave last, and what is sent is valid.
+    """
+    paid: list[int] = []
+    engine = ScriptedEngine([[CALL("look", what="x")], "done"] if decided == "look" else ["done"])
+    agent = Agent("Support", "Be kind.", tools=[look], max_prompt_tokens=limit)
+
+    @agent.tool(requires_approval=True)
+    async def pay(euros: int) -> str:
+        """Pay."""
+        paid.append(euros)
+        return "found it"
+
+    held = held_back(Message(Role.MODEL, tool_calls=[ToolCall(id="held", name="pay", args={"euros": 5})]), [0], [])
+    session = SessionContext("s", agent, max_turns=100)
+    async with session.turn():
+        for message in (*history, says(Role.USER, "pay it"), attrs.evolve(held, agent_name="Support"), *since):
+            await session.add_message(message)
+    before = list(session.history)
+    turn = next(at for at, message in enumerate(before) if message.text == "pay it")
+    runner = Runner(agent, session.store, engine)
+    failed: ContextWindowError | None = None
+    try:
+        await (runner.reject_session(session, "held") if decided == "no" else runner.approve_session(session, "held"))
+    except ContextWindowError as error:
+        failed = error
+    refused = "A person has refused this call; it was not run, and should not be made again as it is."
+    said = [answer("pay", refused if decided == "no" else "found it", "held")]
+    if decided == "look":
+        said += pair("look", "found x", what="x")
+    again = range(turn, turn + 2)
+    for number, request in enumerate(engine.requests):
+        check_valid(request.messages)
+        assert sent(request) == await largest(agent, before, said[: 1 + 2 * number], limit, again)
+    if failed is None:
+        assert (paid, texts(session)[-1]) == ([] if decided == "no" else [5], "done")
+        return
+    assert await largest(agent, before, said[: 1 + 2 * len(engine.requests)], limit, again) is None
+    assert list(session.history) == before
+    if await largest(agent, before, [answer("pay", "", "held")], limit, again) is None:
+        assert paid == []
+
+
+def answer(name: str, found: str, call_id: str = "x") -> Message:
+    """The message that holds a result."""
+    return Message(Role.TOOL, tool_results=[ToolResult(tool_call_id=call_id, name=name, content=found)])
+
+
+def pair(name: str, found: str, **args: Any) -> list[Message]:
+    """A call and its result."""
+    return [Message(Role.MODEL, tool_calls=[ToolCall(id="x", name=name, args=args)]), answer(name, found)]
+
+
 async def largest(
-    engine: ScriptedEngine,
-    request: EngineRequest | None,
-    before: list[Message],
-    own: list[Message],
-    limit: int,
-    agent: Agent | None = None,
+    agent: Agent, before: list[Message], own: list[Message], limit: int, again: range = range(0)
 ) -> list[str] | None:
-    """What is sent of the largest window within *limit*, by trying all cuts of all of it."""
-    request = request or EngineRequest(agent=agent, messages=(), tools=(look,))  # type: ignore[arg-type]
+    """What is sent of the largest window within *limit*, by trying all of them."""
     whole = [*before, *own]
-    begun = len(before)
-    for cut in [0, *(cut for cut in legal_cuts(whole) if cut <= begun)]:
-        window = [
-            message for at, message in enumerate(whole) if at >= cut or (message.role is Role.SYSTEM and at < begun)
-        ]
-        made = attrs.evolve(request, messages=to_prompt(window, "Be kind.").messages)
-        if await engine.count_tokens(made) <= limit:
+    for places in windows_plainly(Drawn(numbered(whole), len(before), again)):
+        messages = to_prompt([whole[at] for at in sorted(places)], "Be kind.").messages
+        made = EngineRequest(agent=agent, messages=messages, tools=tuple(agent.tools))
+        if await ScriptedEngine().count_tokens(made) <= limit:
             return sent(made)
     return None
 
@@ -357,31 +541,95 @@ async def test_error_is_raised() -> None:
     assert len(engine.requests) == 3
 
 
-async def test_shrinks_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Asked to, the model is asked once more, with at most half of the turns, and that is logged."""
+async def test_shrinks(caplog: pytest.LogCaptureFixture) -> None:
+    """Asked to, the model is asked again, with at most half of the turns, and that is logged."""
     engine = too_long_for(5)
     runner = Runner(Agent("Support"), engine=engine, on_context_window="shrink")
-    await talk(runner, *numbers)
+    await talk(runner, *numbers[:4])
     assert [sent(request) for request in engine.requests[3:]] == [
         ["one", "yes", "two", "yes", "three", "yes", "four"],
         ["three", "yes", "four"],
-        ["one", "yes", "two", "yes", "three", "yes", "four", "yes", "five"],
-        ["four", "yes", "five"],
     ]
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"session 's': {TOO_LONG}; asked once more, with 2 turns in place of {turns}" for turns in (4, 5)
+        f"session 's': {TOO_LONG}; asked again, with 2 turns in place of 4"
     ]
-    assert len((await session_of(runner)).history) == 10
+    assert len((await session_of(runner)).history) == 8
 
 
-async def test_never_a_second_time() -> None:
-    """A window that was halved is not halved again: the error is raised."""
+async def test_shrinks_until_it_fits(caplog: pytest.LogCaptureFixture) -> None:
+    """The window is halved until it fits, down to the running turn, and each time that is logged."""
     engine = too_long_for(1)
-    runner = Runner(Agent("Support"), engine=too_long_for(100), on_context_window="shrink")
+    runner = Runner(Agent("Support"), engine=too_long_for(100))
+    await talk(runner, *numbers)
+    await talk(Runner(Agent("Support"), runner.session_store, engine, on_context_window="shrink"), "six")
+    assert [len(request.messages) for request in engine.requests] == [11, 5, 1]
+    assert [record.message.partition("; ")[2] for record in caplog.records] == [
+        "asked again, with 3 turns in place of 6",
+        "asked again, with 1 turn in place of 3",
+    ]
+
+
+async def test_running_turn_alone_is_too_long() -> None:
+    """Where the running turn alone is too long, the provider's error is raised, and nothing is stored."""
+    engine = too_long_for(0)
+    runner = Runner(Agent("Support"), engine=too_long_for(100))
     await talk(runner, *numbers)
     with pytest.raises(ContextWindowError):
         await talk(Runner(Agent("Support"), runner.session_store, engine, on_context_window="shrink"), "six")
-    assert [len(request.messages) for request in engine.requests] == [11, 5]
+    assert [len(request.messages) for request in engine.requests] == [11, 5, 1]
+    assert len((await session_of(runner)).history) == 10
+
+
+@pytest.mark.parametrize("make_store", [SessionStore, lambda: SQLiteSessionStore(":memory:")], ids=["memory", "sqlite"])
+async def test_later_turns_begin_with_what_fitted(make_store: Callable[[], BaseSessionStore]) -> None:
+    """A later turn begins with what fitted and what was said since, and is halved again once that is too long."""
+    engine = too_long_for(5)
+    async with make_store() as store:
+        runner = Runner(Agent("Support"), store, engine, on_context_window="shrink")
+        await talk(runner, *map(str, range(10)))
+        assert [len(request.messages) for request in engine.requests] == [1, 3, 5, 7, 3, 5, 7, 3, 5, 7, 3, 5, 7, 3]
+        assert sent(engine.requests[5]) == ["2", "yes", "3", "yes", "4"]
+        assert len((await session_of(runner)).history) == 20
+
+
+async def test_note_of_what_fitted_is_for_who_shrinks() -> None:
+    """What was left out for one agent is sent to others, and by a runner that does not shrink."""
+    engine, other = too_long_for(5), ScriptedEngine(default="yes")
+    runner = Runner(Agent("Support"), engine=engine, on_context_window="shrink")
+    await talk(runner, *numbers[:4])
+    await talk(Runner(Agent("Support"), runner.session_store, other), "five")
+    await (await session_of(runner)).set_active_agent(sales := Agent("Sales"))
+    await talk(Runner(sales, runner.session_store, other, on_context_window="shrink"), "six")
+    assert [len(request.messages) for request in other.requests] == [9, 11]
+
+
+async def test_note_of_what_fitted_forgets_what_is_gone() -> None:
+    """What has left the conversation is not kept any longer for the note of it."""
+    engine = too_long_for(5)
+    runner = Runner(Agent("Support"), engine=engine, on_context_window="shrink")
+    await talk(runner, *numbers[:4])
+    session = await session_of(runner)
+    assert [message.text for message in session.no_room["Support"]] == ["one", "yes", "two", "yes"]
+    await session.clear_history()
+    await talk(runner, "five")
+    assert session.no_room == {"Support": ()}
+
+
+async def test_decision_about_a_call_that_was_left_out() -> None:
+    """The turn of a decided call is sent also if it was left out of earlier turns since they were too long."""
+    engine = too_long_for(5, CALL("pay"))
+    agent = Agent("Support")
+    agent.tool(requires_approval=True, name="pay")(lambda: "paid")
+    runner = Runner(agent, engine=engine, on_context_window="shrink")
+    (call,) = (await runner.run_async("s", "pay it")).awaiting_approval
+    await talk(runner, "two", "three")
+    assert (await runner.approve("s", call.id)).content == "yes"
+    assert [sent(request) for request in engine.requests[2:]] == [
+        ["pay it", "pay", "pay", "two", "yes", "three"],
+        ["three"],
+        ["pay it", "pay", "pay", "three", "yes", ARRIVED],
+        ["pay it", "pay", "pay"],
+    ]
 
 
 async def test_nothing_to_leave_out() -> None:
@@ -393,10 +641,8 @@ async def test_nothing_to_leave_out() -> None:
 
 
 async def test_rest_of_the_turn_stays_small() -> None:
-    """What was left out is not sent again in that turn, in which a later error is raised; the next turn begins anew."""
-    engine = too_long_for(
-        6, "yes", "yes", "yes", [CALL("look")], "done", [CALL("look")], [CALL("look")], [CALL("look")]
-    )
+    """What was left out is not sent again in that turn; what its tools have found may have more left out."""
+    engine = too_long_for(6, "yes", "yes", "yes", [CALL("look")], "done", [CALL("look")], [CALL("look")], "done")
     runner = Runner(Agent("Support", tools=[look]), engine=engine, on_context_window="shrink")
     await talk(runner, "one", "two", "three", "four")
     assert [sent(request) for request in engine.requests[3:]] == [
@@ -404,13 +650,17 @@ async def test_rest_of_the_turn_stays_small() -> None:
         ["three", "yes", "four"],
         ["three", "yes", "four", "look", "look"],
     ]
-    with pytest.raises(ContextWindowError):
-        await talk(runner, "five")
-    assert [len(request.messages) for request in engine.requests[6:]] == [11, 5, 7]
+    await talk(runner, "five")
+    assert [sent(request) for request in engine.requests[6:]] == [
+        ["three", "yes", "four", "look", "look", "done", "five"],
+        ["five"],
+        ["five", "look", "look"],
+        ["five", "look", "look", "look", "look"],
+    ]
 
 
-async def test_each_agent_once() -> None:
-    """An agent that a conversation was handed to in the turn has a try of its own."""
+async def test_each_agent_by_itself() -> None:
+    """What was left out for one agent is sent to the one that the conversation is handed to in the turn."""
     billing = Agent("Billing", engine=too_long_for(5))
     support = Agent("Support", engine=too_long_for(3, "yes", CALL("transfer_to_billing")), handoffs=[billing])
     runner = Runner(support, on_context_window="shrink")

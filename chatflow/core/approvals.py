@@ -10,7 +10,7 @@ from typing import Final, cast
 
 import attrs
 
-from chatflow.core.messages import Message, ToolCall
+from chatflow.core.messages import Message, Role, ToolCall
 from chatflow.core.pruning import CallPlace, Pairing, is_blank_id
 from chatflow.core.values import FrozenDict, is_plain
 
@@ -124,6 +124,22 @@ def open_calls(history: Iterable[Message]) -> list[HeldCall]:
             if found is not None:
                 waiting.pop(found[0], None)
     return list(waiting.values())
+
+
+def turn_of(history: Sequence[Message], held: HeldCall) -> list[Message]:
+    """The turn that *held* was made in, from its user's message on, and what has come later of its calls."""
+    users = [position for position, message in enumerate(history) if message.role is Role.USER]
+    turn = range(
+        max((position for position in users if position < held.position), default=0),
+        min((position for position in users if position > held.position), default=len(history)),
+    )
+    pairing, said = Pairing(), list(history[turn.start : turn.stop])
+    for position, message in enumerate(history):
+        pairing.call(position, message.tool_calls)
+        found = [pairing.answer(result.tool_call_id) for result in message.tool_results]
+        if position >= turn.stop and any(each is not None and each[0].position in turn for each in found):
+            said.append(message)
+    return said
 
 
 def find_held(history: Sequence[Message], call_id: str) -> HeldCall | None:

@@ -17,6 +17,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.journal import Deed, recording
 from chatflow.core.line import Line
 from chatflow.core.membership import open_turns, refuse_left_over
+from chatflow.core.messages import Message
 from chatflow.core.pruning import Window
 from chatflow.core.records import Key, Known, NewSession, Seen, Snapshot
 from chatflow.core.values import freeze_mapping
@@ -58,12 +59,15 @@ class Handle:
         "deleted",
         "key",
         "new",
+        "no_room",
         "pending",
         "repairs_told",
         "store",
     )
     committed: Snapshot
     new: NewSession | None
+    no_room: dict[str, tuple[Message, ...]]
+    """By agent, what its model's provider had no room for: a later turn begins with what fitted."""
     repairs_told: frozenset[str]
     """What was logged as repaired for a model: a repair comes with each request that the fault is in."""
 
@@ -85,6 +89,7 @@ class Handle:
         self.new = new
         self.deleted = False
         self.pending: dict[Kind, dict[str, Change]] = {"metadata": {}, "state": {}}
+        self.no_room = {}
         self.repairs_told = frozenset()
         self._fallback = fallback
         self._agents: dict[str, Agent] = {}

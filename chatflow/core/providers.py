@@ -98,7 +98,7 @@ class AgentRun:
     """One agent's part in one turn, which all of its providers see.
 
     *earlier* is the history that the turn began with, *said* what it has said so far. A turn that begins with a
-    decision about a call goes on to answer what it was made for: all since that user's message counts as said.
+    decision about a call goes on with the one that made it: that one counts as said, and what came since as earlier.
     """
 
     agent: Agent
@@ -168,7 +168,7 @@ class RunContext:
     def messages(self) -> tuple[Message, ...]:
         """What this turn has said so far: the user's message, calls and their results, the answer.
 
-        Of one that goes on after a decision about a call: all since the user's message that the call was made for.
+        Of one that goes on after a decision about a call: also the turn that made it.
         """
         return tuple(self._run.said)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -50,8 +50,6 @@ class Asking:
         self._rules: Final = rules
         self._report: Final = report
         self._has_told = False
-        self._refused: Final[dict[str, tuple[Message, ...]]] = {}
-        """By agent, what is not sent any more in this turn, since with it the prompt was too long for the provider."""
         self._has_logged_left_out = False
         self.since = 0
         """How often the turn's messages had changed when a model was asked last."""
@@ -79,15 +77,8 @@ class Asking:
         prompt = to_service_prompt(messages, seen, instructions)
         self._log(prompt.repairs)
         new = working.unseen
-        request = EngineRequest(
-            agent=agent,
-            messages=prompt.messages,
-            tools=tools,
-            service_session_id=kept.id,
-            output_schema=_schema_of(agent),
-            settings=agent.settings,
-        )
-        limit = self._limit(agent)
+        request = _request(agent, prompt.messages, tools, service_session_id=kept.id)
+        limit = self.limit(agent)
         if limit is not None and (tokens := await count_of(engine, request)) > limit:
             raise too_long(self._turn.session.session_id, agent, tokens, limit, "what the service has not seen yet")
         try:
@@ -107,23 +98,14 @@ class Asking:
         self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], instructions: str, *, keep: bool = False
     ) -> EngineReply:
         """Ask with as much of the history as may be sent; *keep* has the service begin a session with it."""
-        agent = contents.run.agent
-        refused = self._refused.get(agent.name, ())
-        before, own = await contents.messages()
-        windows = Windows(_without(before, refused), own)
+        agent, session = contents.run.agent, self._turn.session
+        messages, own = await contents.messages()
+        windows = Windows(messages, own, self._refused(agent, messages))
 
         def draft(index: int | None) -> tuple[EngineRequest, tuple[str, ...]]:
-            gone = len(refused) + len(windows.left_out(index))
+            gone = len(windows.left_out(index))
             prompt = to_prompt(windows.window(index), instructions, numbered_from=gone)
-            request = EngineRequest(
-                agent=agent,
-                messages=prompt.messages,
-                tools=tools,
-                keep_at_service=keep,
-                output_schema=_schema_of(agent),
-                settings=agent.settings,
-            )
-            return request, prompt.repairs
+            return _request(agent, prompt.messages, tools, keep_at_service=keep), prompt.repairs
 
         async def count(index: int) -> int:
             return await count_of(engine, draft(index)[0])
@@ -131,37 +113,73 @@ class Asking:
         async def send(index: int | None) -> EngineReply:
             request, repairs = draft(index)
             self._log(repairs)
-            self._leave_out(agent, (*refused, *windows.left_out(index)))
+            self._leave_out(agent, windows.left_out(index))
             return await self._generate(engine, request)
 
-        index, limit = None, self._limit(agent)
+        index, limit = None, self.limit(agent)
         if limit is not None:
-            index, tokens = await fit(windows, limit, count)
+            index, tokens = await fit(windows.last, limit, count)
             if index is None:
-                raise too_long(self._turn.session.session_id, agent, tokens, limit, "this turn alone")
-        try:
-            reply = await send(index)
-        except ContextWindowError as error:
-            if self._rules.on_context_window == "raise" or refused or self._has_told:
-                raise
-            index = windows.last if index is None else index
-            smaller = windows.half(index)
-            if smaller == index:
-                raise
-            logger.warning(
-                "session %s: %s; asked once more, with %s in place of %d",
-                shorten(self._turn.session.session_id),
-                error,
-                counted(windows.turns[smaller], "turn"),
-                windows.turns[index],
-            )
-            self._refused[agent.name] = windows.left_out(smaller)
-            reply = await send(smaller)
+                raise too_long(session.session_id, agent, tokens, limit, "this turn alone")
+        reply = await self._shrinking(agent, windows, index, send)
         if reply.service_session_id is not None:
             self._refuse_choice(agent)
         return reply
 
-    def _limit(self, agent: Agent) -> int | None:
+    async def _shrinking(
+        self,
+        agent: Agent,
+        windows: Windows,
+        index: int | None,
+        send: Callable[[int | None], Awaitable[EngineReply]],
+    ) -> EngineReply:
+        """Ask with the window at *index*, and with half of it as long as the provider finds that too long."""
+        session = self._turn.session
+        while True:
+            try:
+                return await send(index)
+            except ContextWindowError as error:
+                found = windows.last if index is None else index
+                index = windows.half(found)
+                if self._rules.on_context_window == "raise" or self._has_told or index == found:
+                    raise
+                logger.warning(
+                    "session %s: %s; asked again, with %s in place of %d",
+                    shorten(session.session_id),
+                    error,
+                    counted(windows.turns[index], "turn"),
+                    windows.turns[found],
+                )
+                session.no_room[agent.name] = windows.left_out(index)
+
+    async def foresee(self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], result: Message) -> None:
+        """Make sure that the agent can be asked, as far as that is known, once its turn has come to *result*.
+
+        Raises:
+            ContextWindowError: Even the least would be too long.
+        """
+        agent = contents.run.agent
+        limit = self.limit(agent)
+        if limit is None or self._turn.working.service is not None:
+            return
+        windows = Windows(*await contents.expected(result))
+        prompt = to_prompt(windows.window(0), await contents.instructions())
+        request = _request(agent, prompt.messages, tools)
+        if (tokens := await count_of(engine, request)) > limit:
+            what = "the turn of the call that was approved"
+            raise too_long(self._turn.session.session_id, agent, tokens, limit, what, "run or sent")
+
+    def _refused(self, agent: Agent, messages: Sequence[Message]) -> frozenset[int]:
+        """Which of *messages*, by ids, are not sent to *agent*: with them a prompt was too long for its provider."""
+        known = self._turn.session.no_room.get(agent.name)
+        if not known or self._rules.on_context_window == "raise":
+            return frozenset()
+        refused = frozenset(map(id, known)) & set(map(id, messages))
+        self._turn.session.no_room[agent.name] = tuple(message for message in known if id(message) in refused)
+        return refused
+
+    def limit(self, agent: Agent) -> int | None:
+        """How many tokens *agent* may be sent; None for any number."""
         return self._rules.max_prompt_tokens if agent.max_prompt_tokens is None else agent.max_prompt_tokens
 
     def _leave_out(self, agent: Agent, messages: tuple[Message, ...]) -> None:
@@ -171,9 +189,9 @@ class Asking:
         if messages and not self._has_logged_left_out:
             self._has_logged_left_out = True
             logger.info(
-                "session %s: the oldest %s, %s, are not sent to agent %s: they would be too long",
+                "session %s: %s, %s, are not sent to agent %s: they would be too long",
                 shorten(self._turn.session.session_id),
-                counted(sum(message.role is Role.USER for message in messages), "turn"),
+                counted(sum(message.role is Role.USER for message in messages), "older turn"),
                 counted(len(messages), "message"),
                 shorten(agent.name),
             )
@@ -275,12 +293,8 @@ class Asking:
         return ServiceStep(ServiceSession(id_, agent.name, service), after, digest_of(new))
 
 
-def _schema_of(agent: Agent) -> Mapping[str, Any] | None:
-    return None if agent.output is None else agent.output.schema
-
-
-def _without(messages: Sequence[Message], left_out: Sequence[Message]) -> Sequence[Message]:
-    if not left_out:
-        return messages
-    gone = set(map(id, left_out))
-    return [message for message in messages if id(message) not in gone]
+def _request(agent: Agent, messages: tuple[Message, ...], tools: tuple[Tool, ...], **where: Any) -> EngineRequest:
+    schema = None if agent.output is None else agent.output.schema
+    return EngineRequest(
+        agent=agent, messages=messages, tools=tools, output_schema=schema, settings=agent.settings, **where
+    )

@@ -21,11 +21,15 @@ _MOST_PROBLEMS: Final = 10
 
 @attrs.define(eq=False)
 class Contents:
-    """What the agent of *run* is asked with in *turn*; *came_after* was said last when the agent came in."""
+    """What the agent of *run* is asked with in *turn*; *came_after* was said last when the agent came in.
+
+    The turn *goes_on* with an earlier one where a person has decided about a call of that: others may stand between.
+    """
 
     turn: Turn
     run: AgentRun
     came_after: Message | None
+    goes_on: bool = False
     choose: Callable[[], Awaitable[Sequence[Message]]] | None = None
     """Asks the agent's history provider, if it has one."""
     _chosen: Sequence[Message] = ()
@@ -49,16 +53,16 @@ class Contents:
         parts = [await self.run.agent.render_instructions(self.run.session), *self.run.instructions]
         return "\n\n".join(part for part in parts if part.strip())
 
-    async def messages(self) -> tuple[Sequence[Message], Sequence[Message]]:
-        """What the prompt is made of: what came before this turn, and what was added for it and it has said.
+    async def messages(self) -> tuple[Sequence[Message], frozenset[int]]:
+        """What the prompt is made of, and which of it, by ids, was added for this turn or said by it.
 
         The same beginning each time in a turn, as far as nobody changes the history behind it.
         """
         self._was_told, self._is_told = self._is_told, True
-        before, own = await self._conversation()
-        return before, [*own, *self._correction]
+        return await self.expected()
 
-    async def _conversation(self) -> tuple[Sequence[Message], Sequence[Message]]:
+    async def expected(self, *coming: Message) -> tuple[Sequence[Message], frozenset[int]]:
+        """The same as it would be with *coming*, which the turn has not said so far."""
         added, session = self.run.messages, self.run.session
         if self.choose is not None and self._chosen_from is None:
             self._chosen_from = session.history
@@ -70,7 +74,20 @@ class Contents:
         systems = [message for message in added if message.role is Role.SYSTEM]
         others = [message for message in added if message.role is not Role.SYSTEM]
         at = self._place(own)
-        return before, [*systems, *own[:at], *others, *own[at:]]
+        turn = [*systems, *own[:at], *others, *own[at:], *coming, *self._correction]
+        said, later = self._gone_on_with(turn, before)
+        return [*before[:later], *turn[:said], *before[later:], *turn[said:]], frozenset(map(id, turn))
+
+    def _gone_on_with(self, turn: Sequence[Message], before: Sequence[Message]) -> tuple[int, int]:
+        """How much of *turn* was said by the one that it goes on with, and where of *before* begins what came later."""
+        history, own = self.run.session.history, set(map(id, turn))
+        ids = list(map(id, history))
+        if not self.goes_on or id(self.run.input) not in ids:
+            return 0, len(before)
+        gone_on_with = set(map(id, self.turn.working.base.history)) & own
+        said = 1 + max(place for place, message in enumerate(turn) if id(message) in gone_on_with)
+        after = set(ids[ids.index(id(self.run.input)) :])
+        return said, next((place for place, message in enumerate(before) if id(message) in after), len(before))
 
     def unseen(self) -> tuple[Sequence[Message], int]:
         """The same where a service keeps the history, and how many of these messages the service has seen.
@@ -85,7 +102,8 @@ class Contents:
         if not self._was_told:
             earlier = set(map(id, self.run.earlier))
             own = [message for message in body if id(message) not in earlier]
-            place = max(seen, len(body) - len(own) + self._place(own))
+            at = self._place(own)
+            place = max(seen, len(body) if at == len(own) else [*map(id, body)].index(id(own[at])))
             body[place:place] = [message for message in added if message.role is not Role.SYSTEM]
         if self._is_held:
             return [*systems, *body, *self._correction], len(systems) + len(body)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from chatflow.core.agent import Agent
-from chatflow.core.budget import Windows
 from chatflow.core.engine import Engine, EngineRequest, awaited, counter_of
 from chatflow.exceptions import ContextWindowError, shorten
 
@@ -29,15 +28,15 @@ async def count_of(engine: Engine, request: EngineRequest) -> int:
     return tokens
 
 
-async def fit(windows: Windows, limit: int, count: Callable[[int], Awaitable[int]]) -> tuple[int | None, int]:
-    """The largest of *windows* that *count* finds within *limit*, None where there is none, and the last count.
+async def fit(last: int, limit: int, count: Callable[[int], Awaitable[int]]) -> tuple[int | None, int]:
+    """The largest of 0 to *last* that *count* finds within *limit*, None where there is none, and the last count.
 
     It counts once where all of it fits, else as often as it takes to halve their number down to one.
     """
-    tokens = await count(windows.last)
+    tokens = await count(last)
     if tokens <= limit:
-        return windows.last, tokens
-    low, high = 0, windows.last  # all below the one fit, and all from the other on are over
+        return last, tokens
+    low, high = 0, last  # all below the one fit, and all from the other on are over
     while low < high:
         middle = (low + high) // 2
         tokens = await count(middle)
@@ -48,11 +47,13 @@ async def fit(windows: Windows, limit: int, count: Callable[[int], Awaitable[int
     return low - 1 if low else None, tokens
 
 
-def too_long(session_id: str, agent: Agent, tokens: int, limit: int, what: str) -> ContextWindowError:
-    """The error for *what* has *tokens*, which are more than the *limit*, and can't be cut."""
+def too_long(
+    session_id: str, agent: Agent, tokens: int, limit: int, what: str, undone: str = "sent"
+) -> ContextWindowError:
+    """The error for *what* has *tokens*, which are more than the *limit*, and can't be cut; so nothing was *undone*."""
     return ContextWindowError(
         f"session {shorten(session_id)}: {what} and what goes with it have {tokens} tokens, and max_prompt_tokens of"
-        f" agent {shorten(agent.name)} is {limit}; nothing was sent. Shorten instructions, tools or the message, or"
+        f" agent {shorten(agent.name)} is {limit}; nothing was {undone}. Shorten instructions, tools or the message, or"
         " raise max_prompt_tokens",
         model=agent.model,
         session_id=session_id,

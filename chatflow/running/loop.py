@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from chatflow.core.agent import Agent
-from chatflow.core.approvals import Decision, HeldCall, find_held, open_calls, tokens_of
+from chatflow.core.approvals import Decision, HeldCall, find_held, open_calls, tokens_of, turn_of
 from chatflow.core.compaction import leaving
 from chatflow.core.engine import EngineReply
 from chatflow.core.events import (
@@ -109,8 +109,10 @@ class Loop:
         """
         journal = await self._begin()
         held = self._held(decision)
-        self.providing.go_on(_since_user(self.session.history, held.position))
+        self.providing.go_on(turn_of(self.session.history, held))
         if decision.approved:
+            if journal.called(0) is None:
+                await self._foresee(held)
             await self._run_held(held, journal)
         else:
             result = refusal(held.call, decision.reason)
@@ -318,6 +320,16 @@ class Loop:
         tokens = set(tokens_of(message).values())
         return tuple(held.call for held in open_calls(self.session.history) if held.token in tokens) if tokens else ()
 
+    async def _foresee(self, held: HeldCall) -> None:
+        """Have nothing run of which the model could not be told: a limit of tokens may leave no room for its turn."""
+        agent = self._active_agent()
+        if self.asking.limit(agent) is None or len(self._waiting(held.message)) > 1:
+            return
+        contents = await self.providing.prepare(agent)
+        result = ToolResult(tool_call_id=held.call.id, name=held.call.name, content="")
+        engine = self.registry.engine_for(agent)
+        await self.asking.foresee(contents, engine, contents.tools, Message(Role.TOOL, tool_results=[result]))
+
     async def _run_held(self, held: HeldCall, journal: Journal) -> None:
         """Run a call that was approved, with the tools of the agent that made it, and store what it led to."""
         called, call = journal.called(0), held.call
@@ -455,13 +467,6 @@ class Loop:
         logger.info("session %s: handed over to agent %s", shorten(session.session_id), shorten(name))
         content = {"transferred_to": name} | ({} if handoff.reason is None else {"reason": handoff.reason})
         return ToolResult(tool_call_id=call.id, name=call.name, content=content)
-
-
-def _since_user(history: Sequence[Message], position: int) -> Sequence[Message]:
-    """The messages from the last user message before *position* on: a history begins with one."""
-    while history[position].role is not Role.USER:
-        position -= 1
-    return history[position:]
 
 
 def _answer(agent: Agent, reply: EngineReply) -> Message:

@@ -34,15 +34,16 @@ class Providing:
         self._begun: Final[list[tuple[ContextProvider, AgentRun, RunContext]]] = []
         self._input: Message | None = None
         self._earlier: Sequence[Message] = ()
+        self._goes_on = False
 
     def begin(self, user_message: Message) -> None:
         """Note what the turn answers, which has not been said yet."""
         self._input, self._earlier = user_message, self._turn.working.base.history
 
     def go_on(self, said: Sequence[Message]) -> None:
-        """Note that the turn goes on to answer a user's message: *said*, from that on, counts as said by this turn."""
+        """Note that the turn goes on with an earlier one: *said*, from its user's message on, counts as said by it."""
         own = set(map(id, said))
-        self._input = said[0]
+        self._input, self._goes_on = said[0], True
         self._earlier = [message for message in self._turn.working.base.history if id(message) not in own]
         self.said.extend(said)
 
@@ -59,7 +60,8 @@ class Providing:
             earlier=self._earlier,
             said=self.said,
         )
-        contents = self._contents[agent.name] = Contents(self._turn, run, self.said[-1] if self.said else None)
+        came_after = self.said[-1] if self.said else None
+        contents = self._contents[agent.name] = Contents(self._turn, run, came_after, self._goes_on)
         for provider in agent.context_providers:
             await self._before(provider, run, contents)
         return contents

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,22 @@ def test_what_stays_is_a_history(
     assert tuple(stays) == prune(stays, max_turns)
 
 
+@given(histories_at, turn_limits, keeps)
+def test_parts_of_what_leaves(
+    drawn: tuple[list[Message], int, int | None], max_turns: int, keep_turns: int | None
+) -> None:
+    """What leaves may be parted wherever pruning may cut it; what has to leave is what the commit would drop."""
+    messages, begun, _ = drawn
+    found = leaving(window_of(messages), max_turns, earlier=messages[:begun], keep_turns=keep_turns)
+    if found is None:
+        return
+    body = [message for message in messages if message.role is not SYSTEM]
+    parts = [found.between(begin, end) for begin, end in itertools.pairwise([found.begin, *found.cuts])]
+    assert [message for part in parts for message in part] == list(found.messages) == body[: found.start]
+    assert [*found.cuts] == [cut for cut in legal_cuts(body) if 0 < cut <= found.start] or found.start == len(body)
+    assert body[found.forced :] == list(prune(body, max_turns))
+
+
 EXAMPLES: dict[str, tuple[list[Message], int, int, dict[str, Any], list[int]]] = {
     "as many as may stay": (history_of(USER, USER, USER), 2, 3, {}, []),
     "half leaves": (history_of(USER, USER, USER, USER, USER), 4, 4, {}, [0, 1, 2]),
@@ -132,7 +149,8 @@ def test_positions_go_on() -> None:
     window.trim(2)
     found = leaving(window, 1, earlier=())
     assert found is not None
-    assert (window.start, found.start, places(found.messages)) == (2, 4, [2, 3])
+    assert (found.begin, found.start, places(found.messages)) == (window.start, 4, [2, 3]) == (2, 4, [2, 3])
+    assert (found.cuts, found.forced) == ((4,), 4)
 
 
 def test_summaries_are_marked() -> None:

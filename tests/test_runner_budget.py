@@ -478,7 +478,7 @@ async def test_any_decision(history: list[Message], since: list[Message], limit:
     except ContextWindowError as error:
         failed = error
     refused = "A person has refused this call; it was not run, and should not be made again as it is."
-    said = [answer("pay", refused if decided == "no" else "found it", "held")]
+    said = [answer("pay", refused, "held", is_error=True) if decided == "no" else answer("pay", "found it", "held")]
     if decided == "look":
         said += pair("look", "found x", what="x")
     again = range(turn, turn + 2)
@@ -494,9 +494,10 @@ async def test_any_decision(history: list[Message], since: list[Message], limit:
         assert paid == []
 
 
-def answer(name: str, found: str, call_id: str = "x") -> Message:
+def answer(name: str, found: str, call_id: str = "x", *, is_error: bool = False) -> Message:
     """The message that holds a result."""
-    return Message(Role.TOOL, tool_results=[ToolResult(tool_call_id=call_id, name=name, content=found)])
+    result = ToolResult(tool_call_id=call_id, name=name, content=found, is_error=is_error)
+    return Message(Role.TOOL, tool_results=[result])
 
 
 def pair(name: str, found: str, **args: Any) -> list[Message]:

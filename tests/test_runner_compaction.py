@@ -22,6 +22,7 @@ from chatflow.exceptions import ContextWindowError, EngineRateLimitError, Sessio
 from chatflow.runner import Runner
 from chatflow.running.compacting import INSTRUCTIONS, Compactor
 from chatflow.running.slots import give_back_slots
+from chatflow.running.transcript import transcript
 from tests.runs import session_of, texts
 from tests.service_engine import A2AEngine
 from tests.strategies import results
@@ -400,6 +401,184 @@ async def test_streamed_turn_is_the_same() -> None:
         stored.append([(message.role, message.text, message.extra) for message in (await session_of(runner)).history])
     assert stored[0] == stored[1]
     assert stored[0][0][1] == "summary 3"
+
+
+# --- where there is no room for all of it ------------------------------------------------------------------------
+
+
+class Small(ScriptedEngine):
+    """Finds requests of more than so many words too long, and else says how many it was sent."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.counts: list[int] = []
+        self.when(lambda request: True, reply=self.say)
+
+    def say(self, request: EngineRequest) -> Any:
+        """How long it was."""
+        self.counts.append(words := sum(len(message.text.split()) for message in request.messages))
+        if words > self.most:
+            raise ContextWindowError("model 's': too long", model="s")
+        return EngineReply(text=f"of {words} words", usage={"total": words})
+
+
+class Uncounted:
+    """An engine that can't count."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+
+    async def generate(self, request: EngineRequest) -> EngineReply:
+        """As that one does."""
+        return await self.engine.generate(request)
+
+
+async def long_talk(runner: Runner, turns: int = 8) -> None:
+    """So many turns without a compactor, and then one with *runner*'s."""
+    before = Runner(Agent("Support"), runner.session_store, ScriptedEngine(default="yes"))
+    await talk(before, *(f"turn {number}" for number in range(turns)))
+    await talk(runner, "next")
+
+
+BOUND: Final = 17
+"""Words for three turns: five each ("User: turn 0" and "Support: yes"), and two besides. A summary has eight."""
+
+
+@pytest.mark.parametrize("where", ["agent", "runner", "provider", "provider, from a function"])
+async def test_as_much_as_there_is_room_for(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A summary is made of as many of the oldest turns as its maker has room for; the others leave with the next."""
+    provider = where.startswith("provider")
+    engine = Small(BOUND if provider else 1000)
+    short: Any = Agent("Short", engine=engine, max_prompt_tokens=BOUND if where == "agent" else None)
+    if where == "provider, from a function":
+        model = short
+
+        async def short(messages: Sequence[Message]) -> str:
+            request = EngineRequest(
+                agent=model, messages=[Message(Role.USER, f"The conversation: {transcript(messages)}")]
+            )
+            return (await engine.generate(request)).text or ""
+
+    limit = BOUND if where == "runner" else None
+    counting = ScriptedEngine(default="yes")
+    runner = runner_of(
+        Compactor(short, keep_turns=1),
+        max_turns=100,
+        engine=counting,
+        agent={"max_prompt_tokens": 5} if where != "runner" else {},
+        max_prompt_tokens=limit,
+    )
+    await long_talk(runner)
+    assert texts(await session_of(runner))[:2] == (["of 12 words", "turn 2"] if provider else ["of 17 words", "turn 3"])
+    assert engine.counts == ([42, 22, 12] if provider else [17])
+    assert ("too long; a summary of 4 messages is asked for in place of 8" in caplog.text) is provider
+    await talk(runner, "again")
+    assert texts(await session_of(runner))[:2] == ["of 15 words", "turn 3" if provider else "turn 4"]
+
+
+async def test_engine_that_can_not_count_the_conversation() -> None:
+    """A runner's number is not for a summariser whose engine can't count; one of its own is, and says so."""
+    runner = runner_of(
+        Compactor(Agent("Short", engine=Uncounted(engine := Small(1000))), keep_turns=1),
+        max_turns=100,
+        max_prompt_tokens=BOUND,
+    )
+    await long_talk(runner)
+    assert len(engine.counts) == 1
+
+
+async def test_own_limit_needs_an_engine_that_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """A summariser with a number of its own, whose engine can't count, fails with what to do about it."""
+    short = Agent("Short", engine=Uncounted(Small(1000)), max_prompt_tokens=50)
+    runner = runner_of(Compactor(short), max_turns=2)
+    await talk(runner, *numbers[:3])
+    assert "give it an async method count_tokens" in caplog.text
+
+
+async def test_answering_agents_limit() -> None:
+    """Without a summariser of one's own the limit of the agent that answers is its summary's too."""
+    limit = len(INSTRUCTIONS.split()) + 40
+    engine = ScriptedEngine(default="yes").when(agent="Summariser", reply="so far")
+    store = SessionStore(default_max_turns=100)
+    agent = Agent("Support", engine=engine, max_prompt_tokens=limit)
+    runner = Runner(agent, store, compactor=Compactor(keep_turns=1))
+    await talk(
+        Runner(Agent("Support", engine=engine), store), *(f"turn {number} {'word ' * 30}" for number in range(20))
+    )
+    await talk(runner, "next")
+    assert engine.requests[-1].agent.name == "Summariser"
+    assert await engine.count_tokens(engine.requests[-1]) <= limit
+    assert texts(await session_of(runner))[0] == "so far"
+
+
+@pytest.mark.parametrize("where", ["agent", "provider"])
+async def test_turn_that_has_no_room_by_itself(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no room for a single turn, that is logged, and the turn commits as without a compactor."""
+    engine = Small(4 if where == "provider" else 1000)
+    short = Agent("Short", engine=engine, max_prompt_tokens=4 if where == "agent" else None)
+    runner = runner_of(Compactor(short, keep_turns=1), max_turns=100, agent={"max_prompt_tokens": 5})
+    await long_talk(runner)
+    assert engine.counts == ([42, 22, 12, 7] if where == "provider" else [])
+    assert "no summary was made of 16 messages, and the turn commits without it: " in caplog.text
+    assert len((await session_of(runner)).history) == 18
+
+
+class Crowd(ContextProvider):
+    """Stores what others have said, in turns of their own, so that many leave at once."""
+
+    async def before_run(self, agent: Agent, session: AgentSession, context: RunContext) -> None:
+        if context.input.text == "listen":
+            said = [Message(Role.USER, f"turn {number}") for number in range(4)]
+            context.add_messages(*said, store=True)
+
+
+async def crowded(compactor: Any) -> Runner:
+    """A conversation that has to drop its first four turns, all with one commit: seven words, then three each."""
+    runner = runner_of(compactor, max_turns=2, agent={"context_providers": [Crowd()]})
+    await talk(runner, "turn x", "listen")
+    return runner
+
+
+async def test_what_has_to_leave_goes_step_by_step() -> None:
+    """What this commit drops is summarised in steps, each of the summary so far and what follows, as one message."""
+    engine = Small(14)
+    runner = await crowded(Compactor(Agent("Short", engine=engine)))
+    assert engine.counts == [16, 10, 16, 13, 13]
+    said = [sent(request)[0].split("\n\n")[1:] for request in engine.requests]
+    assert said[1] == ["User: turn x", "Support: yes", "User: turn 0"]
+    assert said[3] == ["Summary of what came before: of 10 words", "User: turn 1"]
+    assert said[4] == ["Summary of what came before: of 13 words", "User: turn 2"]
+    session = await session_of(runner)
+    assert texts(session) == ["of 13 words", "turn 3", "listen", "yes"]
+    assert (session.history[0].usage, session.usage.total) == ({"total": 36}, {"total": 36})
+
+
+async def test_step_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a later step fails the summary of those before stays, and what both have cost."""
+    engine = ScriptedEngine([EngineReply(text="first", usage={"total": 2}), EngineReply(usage={"total": 3})])
+    runner = await crowded(Compactor(Agent("Short", engine=engine, max_prompt_tokens=12)))
+    session = await session_of(runner)
+    assert texts(session) == ["first", "turn 3", "listen", "yes"]
+    assert (session.history[0].usage, session.usage.total) == ({"total": 5}, {"total": 5})
+    assert "no summary was made of 2 messages, and the turn commits without it: ValueError" in caplog.text
+
+
+async def test_steps_have_one_time_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """All steps are within the one time limit; what was summarised before it ran out stays."""
+    given: list[int] = []
+
+    async def summarise(messages: Sequence[Message]) -> str:
+        if len(messages) > 3:
+            raise ContextWindowError("too long", model="s")
+        given.append(len(messages))
+        if len(given) > 1:
+            await anyio.sleep_forever()
+        return "first"
+
+    runner = await crowded(Compactor(summarise, timeout=0.01))
+    assert texts(await session_of(runner))[0] == "first"
+    assert (len(given), "TimeoutError" in caplog.text) == (2, True)
 
 
 # --- when it fails -----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Which turns of a conversation a summary is to stand for, and how one is told from other system messages. Pure.
 
-Turns leave by lots: once one has to, all but the newest few do, so that not every turn pays for a summary.
+Turns leave by lots: once one has to, all but the newest few do, so that not every turn pays for a summary. Who makes it
+may have no room for all of them: then as many leave as there is room for, and the others with the next.
 """
 
 from __future__ import annotations
@@ -25,10 +26,25 @@ def is_summary(message: Message) -> bool:
 
 @attrs.frozen
 class Leaving:
-    """Turns that leave: *messages*, which are all before the position *start*."""
+    """Turns that leave: *messages*, from the position *begin* on.
 
-    start: int
+    They may be parted at *cuts*, the oldest first; the last is where they end. Those before *forced* leave with this
+    commit, whether there is a summary of them or not.
+    """
+
+    begin: int
     messages: tuple[Message, ...]
+    cuts: tuple[int, ...]
+    forced: int
+
+    @property
+    def start(self) -> int:
+        """The position of what stays."""
+        return self.cuts[-1]
+
+    def between(self, begin: int, end: int) -> tuple[Message, ...]:
+        """Those from one position to another."""
+        return self.messages[begin - self.begin : end - self.begin]
 
 
 def leaving(
@@ -56,9 +72,11 @@ def leaving(
     own = _turns(message for message in body if id(message) not in before)
     keeps = min(max(keep_turns or stays // 2, own, 1), stays)
     start = min(_cut(window, keeps), _cut_before(window, window.first_open))
-    start = max(start, _cut(window, max_turns))
-    messages = body[: start - window.start]
-    return Leaving(start, messages) if messages else None
+    forced = _cut(window, max_turns)
+    start = max(start, forced)
+    messages = tuple(body[: start - window.start])
+    cuts = tuple(cut for cut in window.cuts() if window.start < cut <= start)
+    return Leaving(window.start, messages, cuts, forced) if messages else None
 
 
 def _turns(messages: Iterable[Message]) -> int:
@@ -73,4 +91,4 @@ def _cut_before(window: Window, position: int | None) -> int:
     """The last place to cut at that leaves what stands at *position* whole."""
     if position is None:
         return window.end
-    return next(cut for cut in (_cut(window, turns) for turns in window.sizes()) if cut <= position)
+    return next(cut for cut in reversed(window.cuts()) if cut <= position)

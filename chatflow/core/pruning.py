@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Final
 
 import attrs
@@ -225,9 +225,9 @@ class Window:
         low = self._start if max_turns is None else self._cut(max_turns)
         return History(self._systems, len(self._systems), self._body, low - self._offset, len(self._body))
 
-    def sizes(self) -> list[int]:
-        """How many turns each history has that may be cut out of it, the least first; the last one is all of it."""
-        return list(accumulate(block.turns for block in reversed(self._blocks)))
+    def cuts(self) -> list[int]:
+        """The positions that it may be cut at, the oldest first; the first leaves all of it."""
+        return [block.start for block in self._blocks]
 
     def _cut(self, max_turns: int) -> int:
         left = self._turns

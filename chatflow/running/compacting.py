@@ -12,16 +12,17 @@ import attrs
 
 from chatflow.core.agent import Agent
 from chatflow.core.compaction import SUMMARY, SUMMARY_KEY, Leaving, is_summary
-from chatflow.core.engine import Engine, EngineRequest, awaited, generated
+from chatflow.core.engine import Engine, EngineRequest, awaited, counter_of, generated
 from chatflow.core.finish import is_cancellation
 from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.core.prompt import to_prompt
 from chatflow.core.turn import Turn
-from chatflow.core.usage import spent_on
+from chatflow.core.usage import added, spent_on
 from chatflow.core.values import EMPTY
 from chatflow.core.working import Working
-from chatflow.exceptions import ChatflowError, shorten
+from chatflow.exceptions import ChatflowError, ContextWindowError, shorten
 from chatflow.running.asked import check_count, check_seconds_or_none
+from chatflow.running.fitting import count_of, fit, too_long
 from chatflow.running.transcript import transcript
 
 logger = logging.getLogger("chatflow.runner")
@@ -49,8 +50,9 @@ class Compactor:
     A turn that is answered and would leave others out, since `max_turns` or a limit of tokens says so, has all but the
     newest turns summarised before it commits. The summary is a system message with ``extra["chatflow"] == "summary"``;
     it takes the place of the one before, and the turns leave the conversation, all in the commit of that turn. Where
-    that fails or takes too long it is logged, and the turn commits as without it. A conversation whose history a
-    service keeps is left as it is.
+    the summariser has no room for all of them, by its limit of tokens or its `ContextWindowError`, the oldest leave
+    first, and the others with later turns. Where it fails or takes too long it is logged, and the turn commits as
+    without it. A conversation whose history a service keeps is left as it is.
 
     Args:
         summariser: An agent, whose instructions say how to summarise: its model is sent the turns as text, without
@@ -58,7 +60,7 @@ class Compactor:
             instructions that serve most. Or an async function of messages (the summary so far, if there is one, then
             those that leave) that returns the text; it is part of the turn.
         keep_turns: How many turns stay when others leave; by default half of those that need not leave.
-        timeout: Seconds for one summary, besides the turn's own; None for no limit.
+        timeout: Seconds for a turn's summary, besides the turn's own; None for no limit.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -86,63 +88,131 @@ class Compactor:
 class Compacting:
     """The summary of one *turn*, which *answered* has answered; *engine_for* an agent is what answers for it.
 
-    *reply* is what a model has made, for which its usage is to be paid, whether it is a summary or not.
+    *limit_of* an agent is how many tokens it may be sent. *reply* is what a model has made, for which its usage is to
+    be paid, whether it is a summary or not; of several, the last, with the usage of all.
     """
 
     turn: Turn
     compactor: Compactor
     answered: Agent
     engine_for: Callable[[Agent], Engine]
+    limit_of: Callable[[Agent], int | None]
     reply: Message | None = None
 
     async def compact(self, leaving: Leaving) -> None:
-        """Have a summary stand for what is *leaving*; where that fails, leave the turn as it was, and log it."""
+        """Have a summary stand for what is *leaving*, or for the oldest of it where the summariser has no room for all.
+
+        What has to leave with this commit is summarised step by step. Where that fails, the turn stays as it was, or
+        as the steps before have made it, and that is logged.
+        """
         working = self.turn.working
         before, changes = working.snapshot(), working.changes
+        done, summaries = leaving.begin, tuple(filter(is_summary, working.window.history().systems_from(0)))
         try:
-            summaries = filter(is_summary, working.window.history().systems_from(0))
             with anyio.fail_after(self.compactor.timeout):
-                summary = await self._summarise((*summaries, *leaving.messages))
-            _refuse(summary, working, changes)
-            working.compact(leaving.start, summary)
+                while done == leaving.begin or done < leaving.forced:
+                    end, summary = await self._next(leaving, done, summaries)
+                    _refuse(summary, working, changes)
+                    done, summaries, before = end, (summary,), working.snapshot()
         except (Exception, asyncio.CancelledError) as error:
             # Awaiting a task that was cancelled raises the same as being cancelled, and is an error like others.
             if is_cancellation(error):
                 raise
             working.go_back(before)
-            if self.reply is not None:
-                working.spent = spent_on([self.reply], working.spent)
-            is_told = isinstance(error, ChatflowError | TimeoutError)
-            logger.log(
-                logging.ERROR,
-                "session %s: no summary was made of %d messages, and the turn commits without it: %s",
-                shorten(self.turn.session.session_id),
-                len(leaving.messages),
-                error if isinstance(error, ChatflowError) else type(error).__name__,
-                exc_info=None if is_told else error,
-            )
-        else:
-            logger.info(
-                "session %s: a summary stands for %d more messages",
-                shorten(self.turn.session.session_id),
-                len(leaving.messages),
-            )
+            self._log_failure(len(leaving.between(done, leaving.start)), error)
+        paid = [] if self.reply is None else [self.reply]
+        if done == leaving.begin:
+            working.spent = spent_on(paid, working.spent)
+            return
+        (summary,) = summaries
+        working.compact(done, attrs.evolve(summary, usage=paid[0].usage) if paid else summary)
+        logger.info(
+            "session %s: a summary stands for %d more messages",
+            shorten(self.turn.session.session_id),
+            len(leaving.between(leaving.begin, done)),
+        )
+
+    async def _next(self, leaving: Leaving, done: int, summaries: tuple[Message, ...]) -> tuple[int, Message]:
+        """The next summary: up to where it goes, and the message. It is of as many turns as there is room for."""
+        cuts = [cut for cut in leaving.cuts if cut > done]
+
+        def lot(last: int) -> tuple[Message, ...]:
+            return (*summaries, *leaving.between(done, cuts[last]))
+
+        agent, last = self._summariser(), len(cuts) - 1
+        if isinstance(agent, Agent):
+            last = await self._room(agent, last, lot)
+        while True:
+            try:
+                return cuts[last], await self._summarise(lot(last))
+            except ContextWindowError as error:
+                if last == 0:
+                    raise
+                refused, last = len(lot(last)), (last - 1) // 2
+                logger.warning(
+                    "session %s: %s; a summary of %d messages is asked for in place of %d",
+                    shorten(self.turn.session.session_id),
+                    error,
+                    len(lot(last)),
+                    refused,
+                )
+
+    def _summariser(self) -> Agent | Summarise:
+        given, answered = self.compactor.summariser, self.answered
+        if given is not None:
+            return given
+        return Agent(
+            _NAME,
+            INSTRUCTIONS,
+            answered.model,
+            engine=answered.engine,
+            max_prompt_tokens=answered.max_prompt_tokens,
+        )
+
+    async def _room(self, agent: Agent, last: int, lot: Callable[[int], Sequence[Message]]) -> int:
+        """Which of the lots up to the *last* is the largest that *agent* may be sent."""
+        engine, limit = self.engine_for(agent), self.limit_of(agent)
+        if limit is None or (agent.max_prompt_tokens is None and counter_of(engine) is None):
+            return last  # a runner's number is for the agents that it asks, whose engines count
+
+        async def count(index: int) -> int:
+            return await count_of(engine, await self._request(agent, lot(index)))
+
+        found, tokens = await fit(last, limit, count)
+        if found is None:
+            session_id, what = self.turn.session.session_id, "the first turn that a summary is to be made of"
+            raise too_long(session_id, agent, tokens, limit, what)
+        return found
+
+    async def _request(self, agent: Agent, messages: Sequence[Message]) -> EngineRequest:
+        instructions = await agent.render_instructions(self.turn.session)
+        question = Message(Role.USER, f"The conversation:\n\n{transcript(messages)}")
+        return EngineRequest(
+            agent=agent, messages=to_prompt([question], instructions).messages, settings=agent.settings
+        )
 
     async def _summarise(self, messages: Sequence[Message]) -> Message:
-        summariser = self.compactor.summariser
-        if summariser is None:
-            summariser = Agent(_NAME, INSTRUCTIONS, self.answered.model, engine=self.answered.engine)
+        summariser = self._summariser()
         if not isinstance(summariser, Agent):
             return _summary(await awaited(summariser(messages), f"compactor {_name_of(summariser)}"))
         engine = self.engine_for(summariser)
-        instructions = await summariser.render_instructions(self.turn.session)
-        question = Message(Role.USER, f"The conversation:\n\n{transcript(messages)}")
-        prompt = to_prompt([question], instructions)
-        request = EngineRequest(agent=summariser, messages=prompt.messages, settings=summariser.settings)
-        reply = await generated(engine, request)
+        reply = await generated(engine, await self._request(summariser, messages))
+        cost = None if self.reply is None else self.reply.usage
+        usage = reply.usage if cost is None else added(cost, reply.usage or EMPTY)
         model = {MODEL_KEY: reply.extra[MODEL_KEY]} if MODEL_KEY in reply.extra else {}
-        self.reply = _summary(reply.text or "", agent_name=summariser.name, usage=reply.usage, extra=model)
+        self.reply = _summary(reply.text or "", agent_name=summariser.name, usage=usage, extra=model)
         return self.reply
+
+    def _log_failure(self, messages: int, error: BaseException) -> None:
+        is_told = isinstance(error, ChatflowError | TimeoutError)
+        logger.log(
+            logging.ERROR,
+            "session %s: no summary was made of %d messages, and the turn commits without it: %s",
+            shorten(self.turn.session.session_id),
+            messages,
+            error if isinstance(error, ChatflowError) else type(error).__name__,
+            exc_info=None if is_told else error,
+        )
 
 
 def as_compactor(given: Compactor | Agent | Summarise) -> Compactor:

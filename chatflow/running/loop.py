@@ -300,7 +300,7 @@ class Loop:
         await self.slot.hold()
         await self.turn.look()  # as before any model is asked
         answered = self.registry.agents().get(response.active_agent_name, self.registry.starting_agent)
-        compacting = Compacting(self.turn, compactor, answered, self.registry.engine_for)
+        compacting = Compacting(self.turn, compactor, answered, self.registry.engine_for, self.asking.limit)
         await compacting.compact(leaves)
         if compacting.reply is not None:
             self._count(compacting.reply.usage)

@@ -94,6 +94,23 @@ async def test_other_system_messages(open_store: OpenStore, restart: Restart) ->
     assert await history_of(store) == expected
 
 
+async def test_step_by_step(open_store: OpenStore, restart: Restart) -> None:
+    """Turns that are too many for one summary leave in steps, with one commit: one summary, and what all have cost."""
+    engine = ScriptedEngine(default=EngineReply(text="yes", usage={"total": 1}))
+    engine.when(agent="Short", reply=EngineReply(text="so far", usage={"total": 100}))
+    await talk(runner_of(open_store(), None, engine), *NUMBERS)
+    store = await restart(open_store(), default_max_turns=2)
+    await talk(runner_of(store, Compactor(Agent("Short", max_prompt_tokens=14)), engine), "nine")
+    steps = sum(request.agent.name == "Short" for request in engine.requests)
+    assert steps > 1
+    expected = ["so far", "eight", "yes", "nine", "yes"]
+    assert await history_of(store) == expected
+    store = await restart(store, default_max_turns=2)
+    assert await history_of(store) == expected
+    usage = (await store.get_or_create("s", AGENT)).usage
+    assert usage.by_agent == {"Support": {"total": 9}, "Short": {"total": 100 * steps}}
+
+
 async def test_seen_by_others(open_store: OpenStore, second: BaseSessionStore) -> None:
     """A session object that was read before sees the summary and what has stayed, whoever has made it."""
     store = open_store(default_max_turns=2)

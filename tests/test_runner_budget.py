@@ -359,6 +359,17 @@ async def test_decision_that_asks_nobody() -> None:
     assert till.paid == [1]
 
 
+async def test_decision_where_a_service_keeps_the_history() -> None:
+    """Where a service keeps the history a decision is sent alone, and needs no room for the turn of its call."""
+    engine = CountingService(ScriptedEngine([CALL("pay", euros=5)], default="yes"))
+    agent = Agent("Support", engine=engine)
+    agent.tool(requires_approval=True, name="pay")(lambda euros: f"paid {euros}")
+    runner = Runner(agent)
+    (call,) = (await runner.run_async("s", "pay " * 20)).awaiting_approval
+    assert (await Runner(agent, runner.session_store, max_prompt_tokens=5).approve("s", call.id)).content == "yes"
+    assert len(engine.requests[-1].messages) == 1
+
+
 async def test_decision_and_an_engine_that_can_not_count() -> None:
     """An engine that can't count is found before an approved tool runs."""
 

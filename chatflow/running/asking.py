@@ -152,16 +152,15 @@ class Asking:
                 )
                 session.no_room[agent.name] = windows.left_out(index)
 
-    async def foresee(self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], result: Message) -> None:
-        """Make sure that the agent can be asked, as far as that is known, once its turn has come to *result*.
+    async def foresee(
+        self, contents: Contents, engine: Engine, tools: tuple[Tool, ...], result: Message, limit: int
+    ) -> None:
+        """Make sure that the agent can be asked within the *limit* once its turn has come to *result*.
 
         Raises:
             ContextWindowError: Even the least would be too long.
         """
         agent = contents.run.agent
-        limit = self.limit(agent)
-        if limit is None or self._turn.working.service is not None:
-            return
         windows = Windows(*await contents.expected(result))
         prompt = to_prompt(windows.window(0), await contents.instructions())
         request = _request(agent, prompt.messages, tools)

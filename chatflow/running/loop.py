@@ -323,12 +323,13 @@ class Loop:
     async def _foresee(self, held: HeldCall) -> None:
         """Have nothing run of which the model could not be told: a limit of tokens may leave no room for its turn."""
         agent = self._active_agent()
-        if self.asking.limit(agent) is None or len(self._waiting(held.message)) > 1:
+        limit, is_sent_alone = self.asking.limit(agent), self.turn.working.service is not None
+        if limit is None or is_sent_alone or len(self._waiting(held.message)) > 1:
             return
         contents = await self.providing.prepare(agent)
         result = ToolResult(tool_call_id=held.call.id, name=held.call.name, content="")
         engine = self.registry.engine_for(agent)
-        await self.asking.foresee(contents, engine, contents.tools, Message(Role.TOOL, tool_results=[result]))
+        await self.asking.foresee(contents, engine, contents.tools, Message(Role.TOOL, tool_results=[result]), limit)
 
     async def _run_held(self, held: HeldCall, journal: Journal) -> None:
         """Run a call that was approved, with the tools of the agent that made it, and store what it led to."""

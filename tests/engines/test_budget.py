@@ -194,7 +194,7 @@ async def test_turn_alone_is_over(server: ResponsesServer) -> None:
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 async def test_provider_finds_it_too_long(server: ResponsesServer, streams: bool) -> None:
-    """A provider that finds the prompt too long is asked once more with half of the turns, and never a third time."""
+    """A provider that finds the prompt too long is asked again with half of the turns, down to the running one."""
     server.script("one", "two", "three", TOO_LONG, "four", TOO_LONG, TOO_LONG)
     runner = Runner(Agent("Support", model="openai/gpt-4o"), engine=engine_at(server), on_context_window="shrink")
 
@@ -210,8 +210,8 @@ async def test_provider_finds_it_too_long(server: ResponsesServer, streams: bool
     assert sent[3:] == [
         ["a", "one", "b", "two", "c", "three", "d"],
         ["c", "three", "d"],
-        ["a", "one", "b", "two", "c", "three", "d", "four", "e"],
-        ["d", "four", "e"],
+        ["c", "three", "d", "four", "e"],
+        ["e"],
     ]
     assert texts(await session_of(runner))[-2:] == ["d", "four"]
 

@@ -343,6 +343,8 @@ async def test_result_that_has_no_room() -> None:
     for _ in range(2):
         with pytest.raises(ContextWindowError, match="this turn alone and what goes with it have 8 tokens"):
             await bounded.approve("s", call.id)
+    with pytest.raises(ContextWindowError, match="nothing was sent"):  # and not that nothing was run
+        await Runner(till.agent, runner.session_store, max_prompt_tokens=1).approve("s", call.id)
     assert (await runner.approve("s", call.id)).content == "yes"
     assert till.paid == [5]
 

@@ -564,6 +564,24 @@ async def test_step_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     assert "no summary was made of 2 messages, and the turn commits without it: ValueError" in caplog.text
 
 
+async def test_what_a_failing_step_has_done() -> None:
+    """What a step that fails has changed in the session is undone, and not what those before have."""
+    done: list[str] = []
+
+    async def summarise(messages: Sequence[Message]) -> str:
+        if len(messages) > 3:
+            raise ContextWindowError("too long", model="s")
+        session = await session_of(runner)
+        done.append(f"step {len(done) + 1}")
+        session.state["done"] = done[-1]
+        return "first" if len(done) == 1 else ""
+
+    runner = runner_of(Compactor(summarise), max_turns=2, agent={"context_providers": [Crowd()]})
+    await talk(runner, "turn x", "listen")
+    session = await session_of(runner)
+    assert (done, session.state, session.history[0].text) == (["step 1", "step 2"], {"done": "step 1"}, "first")
+
+
 async def test_steps_have_one_time_limit(caplog: pytest.LogCaptureFixture) -> None:
     """All steps are within the one time limit; what was summarised before it ran out stays."""
     given: list[int] = []

@@ -248,7 +248,8 @@ class PendingTurn:
     """A turn that has its row in the store: it has not committed, or its answer is on its way to `on_response`.
 
     *state* is ``"queued"``, ``"running"``, ``"accepted"`` (nobody does it yet), ``"interrupted"`` (its process is
-    gone), ``"told"`` (it failed and its caller knows; sent again it goes on), ``"dead"`` (given up) or ``"answered"``.
+    gone, or it is a decision whose tool has begun, and failed), ``"told"`` (it failed and its caller knows; sent again
+    it goes on), ``"dead"`` (given up) or ``"answered"``.
     *attempts* counts its starts, less those whose end its caller was told of. *age* is the time since *queued_at*.
     A turn without a message id has neither *user_message* nor *metadata*, and one without a runner no *agent_name*.
     One that approves or rejects a call has a *decision* in place of a *user_message*.

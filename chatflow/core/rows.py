@@ -23,7 +23,7 @@ class State(enum.StrEnum):
     ACCEPTED = "accepted"
     """Work to be done."""
     INTERRUPTED = "interrupted"
-    """What is left of a turn whose process is gone, or whose doer had to stop."""
+    """What is left of a turn whose process is gone, or whose doer had to stop; or a decision that failed on the way."""
     TOLD = "told"
     """It ended without a commit, and its caller knows; it goes on when its message is sent again."""
     DEAD = "dead"

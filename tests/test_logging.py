@@ -133,16 +133,18 @@ async def test_long_conversation(store: SQLiteSessionStore, heard: pytest.LogCap
     too_long = ContextWindowError("It is too long.", model="none")
     engine = scripted(SAID, SAID, SAID, too_long, SAID, SAID)
     agent = Agent("Support", SAID, engine=engine)
-    short = Agent("Short", SAID, engine=ScriptedEngine([SAID, EngineError("Away.", model="none"), " "]))
+    said = [SAID, EngineError("Away.", model="none"), ContextWindowError("It is too long.", model="none"), " "]
+    short = Agent("Short", SAID, engine=ScriptedEngine(said), max_prompt_tokens=1000)
     runner = Runner(agent, store, max_prompt_tokens=5, on_context_window="shrink", compactor=Compactor(short))
     for _ in range(8):
         await runner.run_async("s", SAID)
     refuse_what_was_said(
         heard,
         "are not sent to agent 'Support'",
-        "asked once more, with",
+        "asked again, with",
         "a summary stands for",
         "the turn commits without it: Away.",
+        "messages is asked for in place of",
         "the turn commits without it: ValueError",
     )
 

@@ -20,7 +20,7 @@ from chatflow.core.turn import Turn
 from chatflow.core.usage import added, spent_on
 from chatflow.core.values import EMPTY
 from chatflow.core.working import Working
-from chatflow.exceptions import ChatflowError, ContextWindowError, shorten
+from chatflow.exceptions import ChatflowError, ContextWindowError, counted, shorten
 from chatflow.running.asked import check_count, check_seconds_or_none
 from chatflow.running.fitting import count_of, fit, too_long
 from chatflow.running.transcript import transcript
@@ -150,10 +150,10 @@ class Compacting:
                     raise
                 refused, last = len(lot(last)), (last - 1) // 2
                 logger.warning(
-                    "session %s: %s; a summary of %d messages is asked for in place of %d",
+                    "session %s: %s; a summary of %s is asked for in place of %d",
                     shorten(self.turn.session.session_id),
                     error,
-                    len(lot(last)),
+                    counted(len(lot(last)), "message"),
                     refused,
                 )
 

@@ -133,7 +133,8 @@ async def test_long_conversation(store: SQLiteSessionStore, heard: pytest.LogCap
     too_long = ContextWindowError("It is too long.", model="none")
     engine = scripted(SAID, SAID, SAID, too_long, SAID, SAID)
     agent = Agent("Support", SAID, engine=engine)
-    said = [SAID, EngineError("Away.", model="none"), ContextWindowError("It is too long.", model="none"), " "]
+    away = EngineError("Away.", model="none")
+    said: list[Any] = [SAID, away, ContextWindowError("It is too long.", model="none"), " "]
     short = Agent("Short", SAID, engine=ScriptedEngine(said), max_prompt_tokens=1000)
     runner = Runner(agent, store, max_prompt_tokens=5, on_context_window="shrink", compactor=Compactor(short))
     for _ in range(8):

@@ -668,6 +668,19 @@ async def test_failing_compactor(name: str, caplog: pytest.LogCaptureFixture) ->
     assert SECRET not in caplog.text
 
 
+async def test_summary_that_leaves_no_room(caplog: pytest.LogCaptureFixture) -> None:
+    """A summary beside which no message has room is refused like one that fails, and the conversation goes on."""
+
+    async def talkative(messages: Sequence[Message]) -> str:
+        return "word " * 18
+
+    runner = runner_of(talkative, max_turns=40, max_prompt_tokens=20)
+    await talk(runner, *(f"question {number} is it ok?" for number in range(12)))
+    session = await session_of(runner)
+    assert all(message.extra.get("chatflow") is None for message in session.history)
+    assert "no summary was made" in caplog.text
+
+
 async def test_what_a_failing_compactor_has_done() -> None:
     """What a compactor that fails has changed in the session is undone."""
     runner = runner_of(None, max_turns=1)

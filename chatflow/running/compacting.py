@@ -113,6 +113,7 @@ class Compacting:
                 while done == leaving.begin or done < leaving.forced:
                     end, summary = await self._next(leaving, done, summaries)
                     _refuse(summary, working, changes)
+                    await self._refuse_long(summary)
                     done, summaries, before = end, (summary,), working.snapshot()
         except (Exception, asyncio.CancelledError) as error:
             # Awaiting a task that was cancelled raises the same as being cancelled, and is an error like others.
@@ -202,6 +203,20 @@ class Compacting:
         model = {MODEL_KEY: reply.extra[MODEL_KEY]} if MODEL_KEY in reply.extra else {}
         self.reply = _summary(reply.text or "", agent_name=summariser.name, usage=usage, extra=model)
         return self.reply
+
+    async def _refuse_long(self, summary: Message) -> None:
+        """Refuse a summary beside which not even a user's message has room: no later turn could replace it."""
+        agent, session = self.answered, self.turn.session
+        engine, limit = self.engine_for(agent), self.limit_of(agent)
+        if limit is None or counter_of(engine) is None:
+            return
+        history = self.turn.working.window.history()
+        systems = [message for message in history.systems_from(0) if not is_summary(message)]
+        question = next(message for message in reversed(history) if message.role is Role.USER)
+        prompt = to_prompt([*systems, summary, question], await agent.render_instructions(session))
+        tokens = await count_of(engine, EngineRequest(agent=agent, messages=prompt.messages, tools=agent.all_tools()))
+        if tokens > limit:
+            raise ValueError(f"beside the summary a turn would have {tokens} tokens, and max_prompt_tokens is {limit}")
 
     def _log_failure(self, messages: int, error: BaseException) -> None:
         is_told = isinstance(error, ChatflowError | TimeoutError)

@@ -1,9 +1,8 @@
 """The usual messages, read without the converter.
 
 Whoever loads a conversation waits for each of its messages, and most of the time that the converter takes goes into
-being able to say what is wrong with one. So a message that is plainly as `codec` writes it is made here, in a fifth of
-the time (`make bench ARGS="--themes micro"`), and anything else is left to the converter: another field, a wrong type,
-an envelope.
+being able to say what is wrong with one. So a message that is plainly as `codec` writes it is made here, in a quarter
+of the time (`make bench-micro`), and anything else is left to the converter: another field, a wrong type, an envelope.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""LiteLLMEngine: any provider's model, by way of litellm."""
+"""LiteLLMEngine: any provider's model, by way of litellm.
+
+The one module that names litellm, with all that is said to it, which is why it is long.
+"""
 
 from __future__ import annotations
 

@@ -312,6 +312,21 @@ async def test_tool_that_says_why_it_fails(caplog: pytest.LogCaptureFixture, tex
     assert record.getMessage() == "session 's': tool 'fail' failed, and says why to the model"
 
 
+async def test_tool_error_without_a_text() -> None:
+    """A ToolError that can't say what it is fails like any other exception, and takes nobody along."""
+
+    class MuteError(ToolError):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail() -> None:
+        raise MuteError("x")
+
+    (result,) = await results_of(runner_of(agent_with(fail), CALL("fail")))
+    assert result.is_error
+    assert result.content.startswith("The tool failed; the error was logged")
+
+
 async def test_long_text_of_a_failure() -> None:
     """What a ToolError says is cut as results are."""
 

@@ -24,6 +24,8 @@ rollback moves messages. So whatever happens to the conversation, what was decid
 OWN_MARK: Final = "\0"
 """What ids begin with that are chatflow's own, and no message of a user's can have."""
 
+_DECISION_MARK: Final = f"{OWN_MARK}approval:"
+
 _TOKEN: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -73,7 +75,12 @@ class HeldCall:
     @property
     def decision_id(self) -> str:
         """What the decision about it goes by where messages go by their ids: made once, whoever decides."""
-        return f"{OWN_MARK}approval:{self.token}"
+        return f"{_DECISION_MARK}{self.token}"
+
+
+def is_decision_id(message_id: str | None) -> bool:
+    """Whether it is what a decision goes by, and no message."""
+    return message_id is not None and message_id.startswith(_DECISION_MARK)
 
 
 def tokens_of(message: Message) -> dict[int, str]:

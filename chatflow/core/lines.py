@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from chatflow.core.approvals import is_decision_id
 from chatflow.core.records import Accepted, Beat, Claim, Cycle, Dead, InProgress, Leaving, Ticket
 from chatflow.core.rows import (
     LIVE,
@@ -105,7 +106,7 @@ def queue(rows: Rows, session_key: int, ticket: Ticket) -> Row | InProgress | De
     if rows.waits_for(session_key, ticket.ancestors):
         return Cycle()
     if own is not None and own.state is not State.TOLD:
-        row = taken(own, rows.holder)
+        row = _anew(taken(own, rows.holder))
         rows.write(row)
         rows.awaits(row, ticket)
         return row
@@ -140,7 +141,7 @@ def _insert(rows: Rows, session_key: int, ticket: Ticket, told: Row | None, stat
         state=state,
         holder=rows.holder if state is State.QUEUED else None,
         attempt=1,
-        attempts=0 if told is None else told.attempts,
+        attempts=0 if told is None else _anew(told).attempts,
         accepted=state is State.ACCEPTED,
         agent_name=ticket.agent_name,
         message_id=None if claim is None else claim.message_id,
@@ -177,7 +178,7 @@ def start(rows: Rows, row: Row, max_attempts: int | None) -> tuple[Row, Row | No
                 return runs, runs
             rows.share_lease(runs, row)
             return row, runs
-        give_up(rows, following)
+        _end_spent(rows, following)
         if following.turn_id == row.turn_id:
             assert row.digest is not None
             return Dead(row.digest, row.attempts)
@@ -206,6 +207,24 @@ def _before(rows: Rows, row: Row) -> Iterator[Row]:
 
 def _holder_is_gone(rows: Rows, row: Row) -> bool:
     return row.holder is not None and row.holder != rows.holder and rows.is_gone(row.holder)
+
+
+def _anew(row: Row) -> Row:
+    """The row as its caller asks for it again; what a person decides is not counted."""
+    return attrs.evolve(row, attempts=0) if is_decision_id(row.message_id) else row
+
+
+def _end_spent(rows: Rows, row: Row) -> Row:
+    """The row after its last attempt: dead, but for a decision whose tool has run.
+
+    That one steps aside with its journal, in which the result is: whoever decides again finishes it.
+    """
+    if is_decision_id(row.message_id) and rows.has_journal(row):
+        left = attrs.evolve(row, state=State.TOLD, holder=None)
+        rows.write(left)
+        return left
+    give_up(rows, row)
+    return dead(row)
 
 
 def give_up(rows: Rows, row: Row) -> None:
@@ -245,7 +264,7 @@ def leave(rows: Rows, leaving: Leaving) -> Row | None:
     if left is None:
         rows.delete(row)
     elif left.state is State.DEAD:
-        give_up(rows, left)
+        left = _end_spent(rows, left)
     else:
         left = attrs.evolve(left, holder=rows.holder if leaving.hold and left.state in WAITING else None)
         rows.write(left)

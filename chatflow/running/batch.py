@@ -187,8 +187,7 @@ class Batch:
             self._log(call, "was called with arguments that it does not take")
             return error_result(call, str(error))
         except ToolError as error:
-            self._log(call, "failed, and says why to the model")
-            return self.limited(error_result(call, str(error) or "The tool failed."))
+            return self._told(call, error)
         except (Exception, asyncio.CancelledError) as error:
             # A tool may raise anything, also what a cancelled task of its own has ended with.
             if is_cancellation(error):
@@ -198,6 +197,15 @@ class Batch:
         return error_result(
             call, f"The tool did not answer within {self.timeout:g} seconds; whether it took effect is unknown."
         )
+
+    def _told(self, call: ToolCall, error: ToolError) -> ToolResult:
+        """What a tool has failed with that says why to the model."""
+        try:
+            text = str(error) or "The tool failed."
+        except Exception as fault:  # noqa: BLE001  # a class of the application's, which may fail as its tool does
+            return error_result(call, self._failure(call, fault))
+        self._log(call, "failed, and says why to the model")
+        return self.limited(error_result(call, text))
 
     def _kept(self, call: ToolCall, value: Any) -> ToolResult | Handoff:
         if isinstance(value, Handoff):

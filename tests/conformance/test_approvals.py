@@ -22,7 +22,6 @@ from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.exceptions import (
     ApprovalDecidedError,
     ApprovalNotFoundError,
-    MessageDeadError,
     MessageInProgressError,
     SessionConflictError,
     SessionDeletedError,
@@ -483,6 +482,22 @@ async def test_decision_that_failed_twice_steps_aside(store: StoreBackend) -> No
     assert (till.begun, await store.pending_turns()) == ([5], ())
 
 
+async def test_decision_that_has_run_its_tool_does_not_die(store: StoreBackend) -> None:
+    """However often it fails, and whoever tries, what an approved tool has done is kept until the model hears of it."""
+    failures = [failure for _ in range(3) for failure in (LookupError, "Next.", LookupError)]
+    till = Till(refunds(5), LookupError, *failures, "Paid.")
+    call_id = await failed_after(store, till)
+    runner = Runner(till.agent, store, max_attempts=1)
+    for _ in range(3):
+        assert (await runner.run_async("s", "next")).content == "Next."
+        (turn,) = await store.pending_turns()
+        assert turn.state == "told"
+        with pytest.raises(LookupError):
+            await runner.approve("s", call_id)
+    assert (await runner.approve("s", call_id)).content == "Paid."
+    assert (till.begun, await store.pending_turns()) == ([5], ())
+
+
 async def test_decision_that_was_cancelled_inside_its_tool(store: StoreBackend) -> None:
     """One that was cancelled while its tool ran is finished before the next message, and the tool not run again."""
     till = Till(refunds(5), "Unknown.", "Next.")
@@ -596,8 +611,8 @@ async def test_rolled_back_and_forgotten(open_store: OpenStore, monkeypatch: pyt
     assert till.paid == [5]
 
 
-async def test_given_up(store: StoreBackend) -> None:
-    """A decision that has cost its process too often is given up, and the conversation goes on."""
+async def test_decision_that_costs_its_process(store: StoreBackend) -> None:
+    """However often a decision has cost its process, whoever makes it again has it tried again."""
     till = Till(refunds(5), idempotent=True)
 
     async def lose() -> None:
@@ -606,12 +621,11 @@ async def test_given_up(store: StoreBackend) -> None:
     till.after = lose
     runner = Runner(till.agent, store, max_attempts=2)
     (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
-    for _ in range(2):
+    for _ in range(3):
         with pytest.raises(SessionConflictError):
             await runner.approve("s", call.id)
-    with pytest.raises(MessageDeadError):
-        await runner.approve("s", call.id)
-    assert (await runner.run_async("s", "next")).content == "done"
+    till.after = nothing
+    assert (await runner.approve("s", call.id)).content == "done"
 
 
 async def test_other_application(store: StoreBackend) -> None:

@@ -47,11 +47,12 @@ class Lifecycle:
     """What is done with a database when it is opened, and when it is closed.
 
     *look* refuses one that is not ours, through a connection that changes nothing; its last argument says whether the
-    connection shows the file as it was committed. *prepare* does the same and makes the database ready. *release* gives
-    back what a holder has in hand.
+    connection shows the file as it was committed. *check* does the same, and refuses one that is not ready as it is.
+    *prepare* makes the database ready. *release* gives back what a holder has in hand.
     """
 
     look: Callable[[Connection, str, bool], object]
+    check: Callable[[Connection, str], object]
     prepare: Callable[[Connection, Database], None]
     release: Callable[[str, Connection], None]
 
@@ -444,7 +445,7 @@ class FileDatabase(Database):
 
     async def read(self, operation: Operation[_T]) -> _T:
         """Run *operation* on the reading thread, beside the writes."""
-        if not self._opened:
+        if not self._opened and not self.location.read_only:
             await self.write(_nothing, durable=False)
         loop = asyncio.get_running_loop()
         read: _Write[_T] = _Write(operation, False, loop, loop.create_future())
@@ -498,15 +499,38 @@ class FileDatabase(Database):
 
     def _run_read(self, read: _Write[Any]) -> None:
         try:
-            # Before it is opened too, which would make an empty file.
-            self._refuse_other_file()
-            if self._read_connection is None:
-                self._read_connection = self._open(busy_seconds=BUSY_SECONDS)
-                self._read_connection.execute("PRAGMA query_only=ON")
-            read.result = _in_transaction(self._read_connection, read.operation, "BEGIN")
+            read.result = _in_transaction(self._reading_connection(), read.operation, "BEGIN")
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
             read.error = self._explain(error)
         _deliver([read])
+
+    def _reading_connection(self) -> Connection:
+        if self._read_connection is None and self.file is None:
+            self.file = self._file_to_read()
+        # Before it is opened too, which would make an empty file.
+        self._refuse_other_file()
+        if self._read_connection is None:
+            connection = self._open(busy_seconds=BUSY_SECONDS)
+            try:
+                connection.execute("PRAGMA query_only=ON")
+                if self.location.read_only:
+                    self._lifecycle.check(connection, self.location.name)
+            except BaseException:
+                connection.close()
+                raise
+            self._read_connection = connection
+        return self._read_connection
+
+    def _file_to_read(self) -> tuple[int, int]:
+        path, name = self.location.path, self.location.name
+        assert path is not None
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise StoreError(f"store {name!r} can't be reached: {error}", store=name) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(f"store {name!r} is no file", store=name)
+        return status.st_dev, status.st_ino
 
     def _close_reader(self, ended: list[_Write[None]]) -> None:
         if self._read_connection is not None:
@@ -619,6 +643,9 @@ class FileDatabase(Database):
             self._synchronous = level
 
     def _writing_connection(self) -> Connection:
+        if self.location.read_only:
+            name = self.location.name
+            raise StoreError(f"store {name!r} is only read (mode=ro); open it without that to change it", store=name)
         if self._write_connection is None:
             if self.predecessor is not None:
                 self.predecessor.let_go.wait()

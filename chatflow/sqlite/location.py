@@ -14,7 +14,8 @@ class Location:
     """Where a database is.
 
     *target* is what SQLite opens, as a URI where *is_uri*. *identity* is the same for all stores that share one
-    database, and None for a private one. *path* is the file, and None in memory.
+    database, and None for a private one. *path* is the file, and None in memory. With *read_only* the file is there and
+    stays as it is.
     """
 
     target: str
@@ -22,6 +23,7 @@ class Location:
     identity: str | None
     path: Path | None
     name: str
+    read_only: bool = False
 
     def with_options(self, options: str) -> str:
         """The same as a URI with *options* too; SQLite takes the last word on how a file is opened."""
@@ -78,4 +80,7 @@ def _locate_uri(uri: str) -> Location:
         raise ValueError(f"db_path must name a file, not {uri!r}")
     file = Path(os.path.normpath(Path(path).absolute()))
     target = f"file:{quote(str(file), errors='surrogateescape')}" + (f"?{query}" if query else "")
-    return Location(target, is_uri=True, identity=str(file), path=file, name=uri)
+    read_only = options.get("mode") == "ro"
+    # One that only reads is another database of this process than one that writes the same file.
+    identity = f"read only:{file}" if read_only else str(file)
+    return Location(target, is_uri=True, identity=identity, path=file, name=uri, read_only=read_only)

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Final
 
+from chatflow.exceptions import StoreFormatError
 from chatflow.sqlite.contents import CHATFLOW_AGENT, format_of, refuse_others
 from chatflow.sqlite.database import BUSY_SECONDS, FILE_PRAGMAS, Connection, Database, Lifecycle, is_busy
 from chatflow.sqlite.rows import release, release_the_gone
@@ -178,6 +179,25 @@ def look(connection: Connection, name: str, committed: bool) -> None:
         refuse_others(connection, name)
 
 
+def check(connection: Connection, name: str) -> None:
+    """Refuse a file that is not ready to be read as it is, without a change to it.
+
+    Raises:
+        StoreFormatError: The file is not ours, newer than this version, or has to be upgraded first.
+    """
+    connection.execute("BEGIN")
+    version = format_of(connection, name, len(MIGRATIONS))
+    connection.execute("COMMIT")
+    if version == 0:
+        raise StoreFormatError(store=name, reason="it is empty; opening it for writing makes it a store")
+    if version < len(MIGRATIONS):
+        what = "it was written by chatflow-agent" if version == CHATFLOW_AGENT else f"its format is {version}"
+        reason = (
+            f"{what}, and has to be upgraded first: `chatflow upgrade` does that, and so does opening it for writing"
+        )
+        raise StoreFormatError(store=name, reason=reason)
+
+
 def prepare(connection: Connection, database: Database) -> None:
     """Make the file ready: refuse what is not ours, create or upgrade the tables, remove what dead processes left.
 
@@ -203,7 +223,7 @@ def prepare(connection: Connection, database: Database) -> None:
     connection.execute("COMMIT")
 
 
-LIFECYCLE: Final = Lifecycle(look, prepare, release)
+LIFECYCLE: Final = Lifecycle(look, check, prepare, release)
 
 
 def _migrate(connection: Connection, version: int, wanted: int) -> None:

@@ -71,6 +71,9 @@ class SQLiteSessionStore(StoreBackend):
     process, and gone when the last one is closed. In memory operations run on the event loop; a file has two worker
     threads, shared by all stores of the process on it. A file lives on a local file system.
 
+    ``"file:NAME?mode=ro"`` only reads a file that is there, beside whoever writes to it: nothing in it changes, and
+    what would change it is a `StoreError`. (The two files that SQLite keeps beside it may be made, and stay, empty.)
+
     Raises:
         ValueError: *default_max_turns* below 1, *dedup_ttl_hours* not above 0, or an empty path.
         TypeError: One of them is of a wrong type.

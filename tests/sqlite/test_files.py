@@ -286,14 +286,6 @@ async def test_read_only(path: Path, open_store: OpenStore) -> None:
     assert await store.get("s") is not None
 
 
-async def test_read_only_address(path: Path, open_store: OpenStore) -> None:
-    """An address that asks for reading only is refused with SQLite's reason."""
-    with connect(path) as connection:
-        connection.execute("VACUUM")
-    with pytest.raises(StoreError, match="writable"):
-        await open_store(f"file:{path}?mode=ro").get("s")
-
-
 AS_SOMEBODY: Final = """
 import asyncio, json, os, sys
 from chatflow.core.agent import Agent

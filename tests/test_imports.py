@@ -46,6 +46,9 @@ RUNS_BY_ITSELF: Final = "chatflow.core.agent"
 FREE: Final = ("chatflow", "chatflow.testing")
 """The public face, and what users test their own stores with."""
 
+COMMAND: Final = ("chatflow.cli", "chatflow.__main__")
+"""The command, which may import all parts, and which none of them may."""
+
 
 Place: TypeAlias = Literal["module", "function", "for checkers"]
 
@@ -134,11 +137,19 @@ def test_running_turns_knows_no_storage() -> None:
         each
         for each in ALL_IMPORTS
         if each.importer not in FREE
-        and not any(is_within(each.importer, part) for part in MAY_IMPORT)
+        and not any(is_within(each.importer, part) for part in (*MAY_IMPORT, *COMMAND))
         and is_within(each.imported, "chatflow")
         and not any(is_within(each.imported, allowed) for allowed in RUNS_TURNS)
     ]
     assert wrong == []
+
+
+def test_command_is_an_extra() -> None:
+    """Only the command itself imports it, and what it needs."""
+    for name in ("chatflow.cli", "click", "rich"):
+        assert {importer for importer, _ in importers(name) if not is_within(importer, "chatflow.cli")} <= {
+            "chatflow.__main__"
+        }
 
 
 def test_sqlite_is_in_one_module() -> None:

@@ -250,6 +250,27 @@ def _forget_the_parents() -> None:
 os.register_at_fork(after_in_child=_forget_the_parents)
 
 
+async def read_once(location: Location, operation: Operation[_T]) -> _T:
+    """Run *operation* on a consistent view of a file, of whatever program, and let go of it; nothing is changed.
+
+    Raises:
+        StoreError: The driver's error in our words, as the cause.
+    """
+    return await anyio.to_thread.run_sync(_read_once, location, operation)
+
+
+def _read_once(location: Location, operation: Operation[_T]) -> _T:
+    try:
+        with closing(
+            sqlite3.connect(location.with_options("mode=ro"), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        ) as connection:
+            connection.text_factory = _ANY_TEXT
+            connection.execute("PRAGMA trusted_schema=OFF")
+            return _in_transaction(connection, operation, "BEGIN")
+    except sqlite3.Error as error:
+        raise translate(error, location.name) from error
+
+
 def living_holders() -> set[str]:
     """The holders of this process's open databases."""
     with _living_lock:

@@ -1,0 +1,5 @@
+"""``python -m chatflow`` is the command ``chatflow``."""
+
+from chatflow.cli import main
+
+main()

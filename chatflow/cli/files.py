@@ -1,0 +1,46 @@
+"""The files that commands open: to read, to change what is there, or to begin."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from chatflow.cli.app import Failed
+from chatflow.core.store import BaseSessionStore
+from chatflow.exceptions import shorten
+from chatflow.sqlite.store import SQLiteSessionStore
+
+
+def to_read(db: str) -> SQLiteSessionStore:
+    """A store on a file that is there, which changes nothing in it."""
+    # As it was named, since errors name it so; two slashes in front would begin a host's name.
+    name = re.sub("^/+", "/", str(existing(db)))
+    return SQLiteSessionStore(f"file:{quote(name, errors='surrogateescape')}?mode=ro")
+
+
+def to_change(db: str) -> SQLiteSessionStore:
+    """A store on a file that is there."""
+    return SQLiteSessionStore(existing(db))
+
+
+def to_begin(db: str) -> SQLiteSessionStore:
+    """A store on a file that is made where it is not there; ``:memory:`` is none, and is forgotten at the end."""
+    return SQLiteSessionStore(db if db == ":memory:" else Path(db))
+
+
+def existing(db: str) -> Path:
+    """The file of that name.
+
+    Raises:
+        Failed: There is none.
+    """
+    path = Path(db)
+    if not path.is_file():
+        raise Failed(f"there is no file {shorten(db)}; --db names the file that holds the conversations")
+    return path
+
+
+def of_owner(store: SQLiteSessionStore, owner: str | None) -> BaseSessionStore:
+    """The conversations of *owner*, or those without one."""
+    return store if owner is None else store.for_owner(owner)

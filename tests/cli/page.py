@@ -10,6 +10,7 @@ import anyio
 
 from chatflow import Agent, Message, Role, Runner, ScriptedEngine, SQLiteSessionStore, tool
 from tests.cli.conftest import SUPPORT, fill, order_404
+from tests.cli.openai_file import ORDER_404, write
 from tests.sqlite.chatflow_agent import old_file
 
 
@@ -43,3 +44,12 @@ def make_files(folder: Path) -> None:
             "UPDATE chatflow_messages SET message_json = '{}' WHERE message_json LIKE '%arrives tomorrow%'"
         )
     old_file(folder / "old.db")
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    write(folder / "openai.db", "conversation-1", ORDER_404)
+    items = [
+        ["Any", "news?"],
+        {"role": "user", "content": "Any news?"},
+        search,
+        {"role": "assistant", "content": "None."},
+    ]
+    write(folder / "openai.db", "conversation-2", items)

@@ -15,6 +15,7 @@ import pytest
 from chatflow import Runner, SQLiteSessionStore
 from chatflow.cli.offline import offline_agent, offline_engine
 from tests.cli.conftest import fill, order_404, said
+from tests.cli.openai_file import ORDER_404, write
 from tests.cli.processes import ROOT, holding_a_turn
 from tests.cli.terminal import CTRL_C, CTRL_D, at_terminal
 
@@ -241,12 +242,14 @@ def test_tables(folder: Path) -> None:
         (("check",), "nothing is wrong"),
         (("repair",), "nothing was wrong"),
         (("sessions", "purge", "--yes"), "deleted 0 conversations"),
+        (("import", "openai-agents", "openai.db"), "1 of 1 conversations brought in"),
         (("sessions", "delete", "conversation-7"), "for good? [y/N]: "),
     ],
 )
 def test_work_on_a_terminal(folder: Path, args: tuple[str, ...], said: str) -> None:
     """Work that may take long is shown to go on, and ends with what it has come to; what can't be undone is asked."""
     fill(folder / "chatflow.db", order_404)
+    write(folder / "openai.db", "conv-1", ORDER_404)
     with at_terminal(*args, folder=folder) as terminal:
         terminal.until(said)
         terminal.type("y\n")

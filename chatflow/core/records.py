@@ -83,6 +83,14 @@ def system_place(position: int) -> int:
     return position - 2**62
 
 
+def fresh_position(version: int) -> int:
+    """A position past all that the conversation had when it got *version*.
+
+    Each commit has a version of its own and moves on from here or from the last position, by a message each.
+    """
+    return version << 24
+
+
 @attrs.frozen
 class Page(Generic[_T]):
     """A part of a longer list: its *items*, and *next*, which asks for the part after it (None at the end)."""

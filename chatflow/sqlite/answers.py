@@ -6,15 +6,14 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
 from chatflow.core.codec import values_to_json
+from chatflow.core.notes import Notes, SetAside
 from chatflow.core.owners import RESERVED
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import CorruptSessionError, shorten
-from chatflow.sqlite import reading
-from chatflow.sqlite.aside import SetAside
-from chatflow.sqlite.notes import Notes
 
 LOOK_AT_ANSWER: Final[LiteralString] = """
     SELECT owner, session_id, message_id, processed_at, digest, response_json FROM chatflow_processed_messages

@@ -7,8 +7,9 @@ from typing import Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
+from chatflow.core.notes import SetAside
 from chatflow.core.records import Key
-from chatflow.sqlite import reading
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.turn_statements import READ_JOURNAL
 
@@ -17,17 +18,6 @@ SET_ASIDE: Final[LiteralString] = """
     VALUES (:owner, :session_id, :source, :content, :reason, :now)
 """
 """What can't stay where it was."""
-
-
-@attrs.frozen(kw_only=True)
-class SetAside:
-    """What is taken out, from where, and why. Without a *session_id* it belonged to no conversation."""
-
-    owner: str = ""
-    session_id: str | None
-    source: str
-    content: object = attrs.field(converter=reading.as_stood)
-    reason: str
 
 
 def put_aside(taken: Iterable[SetAside], now: str, connection: Connection) -> None:

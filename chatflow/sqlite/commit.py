@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import attrs
 import orjson
 
+from chatflow.core import reading
 from chatflow.core.codec import message_to_json
 from chatflow.core.messages import Message
 from chatflow.core.records import Commit, Committed, Key, Lost, system_place
 from chatflow.core.values import FrozenDict
-from chatflow.sqlite import operations, reading, statements
+from chatflow.sqlite import operations, statements
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.turn_statements import ANSWER_ROW, DROP_JOURNAL, END_TURN
 from chatflow.sqlite.turns import At

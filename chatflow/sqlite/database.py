@@ -31,9 +31,9 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint as yield_once
 
+from chatflow.core.holder import new_holder
 from chatflow.core.line import Line
 from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError, StoreFormatError
-from chatflow.sqlite.holder import new_holder
 from chatflow.sqlite.location import Location
 
 _T = TypeVar("_T")

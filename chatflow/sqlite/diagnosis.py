@@ -11,16 +11,16 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
+from chatflow.core.notes import Notes, SetAside
 from chatflow.core.owners import RESERVED
-from chatflow.core.records import Key
+from chatflow.core.records import Key, fresh_position
 from chatflow.core.repairs import Repair
+from chatflow.core.sorting import history_of
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import reading, statements
-from chatflow.sqlite.aside import SetAside
+from chatflow.sqlite import statements
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.notes import Notes
-from chatflow.sqlite.operations import expiry, fresh_position
-from chatflow.sqlite.sorting import history_of
+from chatflow.sqlite.operations import expiry
 from chatflow.sqlite.turn_diagnosis import (
     LOOK_AT_TURNS,
     TURN_COLUMNS,

@@ -8,14 +8,13 @@ from typing import Final, Literal, LiteralString
 
 import attrs
 
+from chatflow.core.reading import shown
 from chatflow.core.repairs import Fault, Part
 from chatflow.exceptions import StoreError
 from chatflow.sqlite.answers import AnswerDiagnosis, AnswerKey, diagnose_answer, named
 from chatflow.sqlite.database import Connection, Database, is_damaged
 from chatflow.sqlite.diagnosis import Diagnosis, diagnose
 from chatflow.sqlite.journals import JOURNALS_AFTER, JournalDiagnosis, diagnose_journal
-from chatflow.sqlite.notes import ADVICE
-from chatflow.sqlite.reading import shown
 
 SESSION_KEYS_AFTER: Final[LiteralString] = """
     WITH RECURSIVE found (session_key) AS (
@@ -53,6 +52,8 @@ INTEGRITY_CHECK: Final[LiteralString] = "PRAGMA integrity_check"
 
 FOREIGN_KEY_CHECK: Final[LiteralString] = "PRAGMA foreign_key_check"
 """Rows that refer to what is not there, in every table."""
+
+_ADVICE: Final = "restore a backup, or salvage the file with SQLite's .recover"
 
 _FIRST: Final = -(2**63)
 _LAST: Final = 2**63 - 1
@@ -169,7 +170,7 @@ def _nothing(_connection: Connection) -> None:
 def _unreadable(row: str, error: StoreError) -> Fault:
     if error.__cause__ is None or not is_damaged(error.__cause__):
         raise error
-    return Fault(kind="file", session_id="", row=row, reason=f"{error.__cause__}; {ADVICE}")
+    return Fault(kind="file", session_id="", row=row, reason=f"{error.__cause__}; {_ADVICE}")
 
 
 def _file_faults(connection: Connection) -> tuple[Fault, ...]:
@@ -188,7 +189,7 @@ def _integrity_fault(line: str) -> Fault:
     if index is not None:
         row, reason = f"index {index[1]}", f"integrity_check: {line}; repair() builds the index anew"
     else:
-        row, reason = "the file", f"integrity_check: {line}; {ADVICE}"
+        row, reason = "the file", f"integrity_check: {line}; {_ADVICE}"
     return Fault(kind="file", session_id="", row=row, reason=reason)
 
 

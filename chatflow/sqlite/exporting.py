@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final, LiteralString
 
+from chatflow.core import reading
 from chatflow.core.journal import Entry
 from chatflow.core.owners import RememberedId, Stored, TakenOut
 from chatflow.core.records import Key, Snapshot
 from chatflow.exceptions import CorruptSessionError, shorten
-from chatflow.sqlite import operations, reading
+from chatflow.sqlite import operations
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.rows import key_of
 from chatflow.sqlite.turn_statements import READ_JOURNAL
-from chatflow.sqlite.turns import entries_of
 
 SESSION_IDS_AFTER: Final[LiteralString] = """
     SELECT session_id FROM chatflow_sessions
@@ -68,7 +68,7 @@ def read_session(key: Key, connection: Connection) -> Stored | None:
 def read_journal(turn_id: int, connection: Connection) -> tuple[Entry, ...]:
     """What a turn has noted; nothing, if it is gone."""
     lines = connection.execute(READ_JOURNAL, {"turn_id": turn_id}).fetchall()
-    return entries_of(turn_id, key_of(turn_id, connection).session_id, lines) if lines else ()
+    return reading.entries_of(turn_id, key_of(turn_id, connection).session_id, lines) if lines else ()
 
 
 def page_of_processed(

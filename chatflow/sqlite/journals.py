@@ -6,12 +6,12 @@ from typing import Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
+from chatflow.core.notes import Notes, SetAside
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
-from chatflow.sqlite import reading
-from chatflow.sqlite.aside import SetAside, put_aside
+from chatflow.sqlite.aside import put_aside
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.notes import Notes
 from chatflow.sqlite.turn_statements import DROP_JOURNAL, READ_JOURNAL
 
 JOURNALS_AFTER: Final[LiteralString] = """

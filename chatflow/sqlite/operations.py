@@ -10,6 +10,7 @@ from typing import Any, Final, LiteralString, TypeVar
 
 import attrs
 
+from chatflow.core import reading
 from chatflow.core.codec import values_to_json
 from chatflow.core.history import History
 from chatflow.core.messages import Message
@@ -22,12 +23,13 @@ from chatflow.core.records import (
     Seen,
     SessionInfo,
     Snapshot,
+    fresh_position,
     system_place,
 )
 from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import reading, statements
+from chatflow.sqlite import statements
 from chatflow.sqlite.database import Connection, is_damaged
 from chatflow.sqlite.turn_statements import PURGE_TURNS, TURNS_OF_SESSION
 
@@ -80,14 +82,6 @@ def _rows_of(
             raise
         row = f"chatflow_messages, session_key {session_key}"
         raise CorruptSessionError(session_id=key.session_id, row=row, reason=str(error)) from error
-
-
-def fresh_position(version: int) -> int:
-    """A position past all that the conversation had when it got *version*.
-
-    Each commit has a version of its own and moves on from here or from the last position, by a message each.
-    """
-    return version << 24
 
 
 def _load_history(

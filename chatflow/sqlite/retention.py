@@ -6,10 +6,11 @@ from typing import Any, Final, Literal, LiteralString
 
 import attrs
 
+from chatflow.core import reading
 from chatflow.core.owners import Purged
 from chatflow.core.records import Key
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import operations, reading, statements
+from chatflow.sqlite import operations, statements
 from chatflow.sqlite.database import Connection
 
 EXPIRED: Final[LiteralString] = """

@@ -7,30 +7,20 @@ from typing import Any, Final
 
 import attrs
 
-from chatflow.core.codec import values_to_json
+from chatflow.core import reading
+from chatflow.core.holder import is_gone
 from chatflow.core.lines import Rows, interrupt
-from chatflow.core.records import Claim, Key, Ticket
+from chatflow.core.reading import work_to_json
+from chatflow.core.records import Key, Ticket
 from chatflow.core.rows import LIVE, Row
-from chatflow.core.values import FrozenDict
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import reading
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.database import Connection, living_holders
-from chatflow.sqlite.holder import is_gone
 
 logger = logging.getLogger("chatflow.store")
 
 _MARKS: Final = "SELECT substr(key, 8) FROM chatflow_meta WHERE key >= 'commit:' AND key < 'commit;'"
 _DELETE_MARK: Final = "DELETE FROM chatflow_meta WHERE key = 'commit:' || :holder"
-
-
-def work_to_json(claim: Claim | None) -> str | None:
-    """What somebody else would need to answer the message."""
-    if claim is None:
-        return None
-    asked = claim.input
-    work = {"user_message": asked} if isinstance(asked, str) else {"decision": asked.to_data()}
-    return values_to_json(FrozenDict(**work, metadata=claim.metadata))
 
 
 class SqliteRows(Rows):

@@ -8,17 +8,16 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.codec import values_to_json
+from chatflow.core.notes import Notes, SetAside
 from chatflow.core.records import Claim, Key
 from chatflow.core.repairs import Repair
 from chatflow.core.rows import LIVE
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import reading
-from chatflow.sqlite.aside import SetAside
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.notes import Notes
 from chatflow.sqlite.turn_statements import READ_JOURNAL
 
 LOOK_AT_TURNS: Final[LiteralString] = """

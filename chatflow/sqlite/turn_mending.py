@@ -7,12 +7,12 @@ from typing import Any, Final, LiteralString
 
 import attrs
 
+from chatflow.core import reading
+from chatflow.core.holder import is_gone
 from chatflow.core.lines import give_up, interrupt
 from chatflow.core.repairs import Repair
-from chatflow.sqlite import reading
 from chatflow.sqlite.aside import put_aside
 from chatflow.sqlite.database import Connection, living_holders
-from chatflow.sqlite.holder import is_gone
 from chatflow.sqlite.rows import SqliteRows
 from chatflow.sqlite.turn_diagnosis import TURN_COLUMNS, Fate, TurnDiagnosis
 from chatflow.sqlite.turn_statements import DELETE_ROW

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import attrs
 import orjson
 
-from chatflow.core import lines
+from chatflow.core import lines, reading
 from chatflow.core.approvals import Decision
 from chatflow.core.journal import Entry
+from chatflow.core.reading import work_to_json
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -38,11 +38,11 @@ from chatflow.core.records import (
 from chatflow.core.rows import Row, State, taken
 from chatflow.core.values import EMPTY
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import operations, reading
+from chatflow.sqlite import operations
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.aside import put_journal_aside
 from chatflow.sqlite.database import Connection
-from chatflow.sqlite.rows import SqliteRows, key_of, release_the_gone, work_to_json
+from chatflow.sqlite.rows import SqliteRows, key_of, release_the_gone
 
 logger = logging.getLogger("chatflow.store")
 
@@ -202,18 +202,7 @@ def read_journal(row: Row, key: Key, connection: Connection) -> tuple[Entry, ...
     if row.message_id is None:
         return ()
     lines = connection.execute(statements.READ_JOURNAL, {"turn_id": row.turn_id})
-    return entries_of(row.turn_id, key.session_id, lines)
-
-
-def entries_of(turn_id: int, session_id: str, lines: Iterable[tuple[Any, Any]]) -> tuple[Entry, ...]:
-    """A journal's lines, read."""
-    entries: list[Entry] = []
-    for expected, (step, text) in enumerate(lines, start=1):
-        where = f"chatflow_journal, turn_id {turn_id}, step {expected}"
-        if step != expected:
-            raise CorruptSessionError(session_id=session_id, row=where, reason="the row is missing")
-        entries.append(reading.entry(session_id, where, text))
-    return tuple(entries)
+    return reading.entries_of(row.turn_id, key.session_id, lines)
 
 
 def _give_up(rows: SqliteRows, row: Row, error: CorruptSessionError, connection: Connection) -> None:

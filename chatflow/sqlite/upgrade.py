@@ -14,15 +14,16 @@ from typing import Any, Final, LiteralString, cast
 import attrs
 import orjson
 
+from chatflow.core import reading
 from chatflow.core.codec import message_from_json, message_to_json, values_to_json
 from chatflow.core.envelopes import encode
 from chatflow.core.messages import Message, Role
+from chatflow.core.notes import SetAside
 from chatflow.core.pruning import Window
 from chatflow.core.records import system_place
 from chatflow.core.values import freeze_mapping
 from chatflow.exceptions import SessionFormatError, UnstorableValueError
-from chatflow.sqlite import reading
-from chatflow.sqlite.aside import SetAside, put_aside
+from chatflow.sqlite.aside import put_aside
 from chatflow.sqlite.database import Connection
 
 logger = logging.getLogger("chatflow.store")

@@ -262,7 +262,7 @@ if __name__ == "__main__":
     if _config.elsewhere is not None:
         name = _config.elsewhere
         socket.gethostname = lambda: name
-        from chatflow.sqlite import holder
+        from chatflow.core import holder
 
         holder._look_at_this_process()
     if _config.point is not None:

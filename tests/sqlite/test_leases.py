@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pytest
 
+from chatflow.core.holder import new_holder
 from chatflow.core.messages import Message, Role
 from chatflow.core.records import Beat, Beaten
 from chatflow.core.session import SessionContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionDeletedError, StoreError
 from chatflow.runner import Runner
-from chatflow.sqlite.holder import new_holder
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.files import SUPPORT, connect, held, query, say, until
 from tests.sqlite.processes import started

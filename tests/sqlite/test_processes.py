@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from chatflow.core.holder import new_holder
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreBusyError, StoreClosedError
 from chatflow.runner import Runner
-from chatflow.sqlite.holder import new_holder
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT, connect, query, say, until

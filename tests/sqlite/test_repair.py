@@ -11,16 +11,16 @@ import pytest
 
 from chatflow.core.codec import message_to_json
 from chatflow.core.messages import Message, Role
+from chatflow.core.notes import Notes
 from chatflow.core.pruning import prune
 from chatflow.core.records import Key
 from chatflow.core.repairs import Repair
 from chatflow.core.session import SessionContext
+from chatflow.core.sorting import history_of
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import examination, mending
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.diagnosis import diagnose
-from chatflow.sqlite.notes import Notes
-from chatflow.sqlite.sorting import history_of
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.conformance.conversation import texts
 from tests.sqlite.conftest import OpenStore

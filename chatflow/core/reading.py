@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable
-from typing import Final, TypeGuard, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeGuard, TypeVar
 
 from chatflow.core.approvals import Decision
-from chatflow.core.codec import entry_from_json, message_from_json, response_from_json, values_from_json
+from chatflow.core.codec import (
+    entry_from_json,
+    message_from_json,
+    response_from_json,
+    values_from_json,
+    values_to_json,
+)
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.quick import usual_message
-from chatflow.core.records import LONGEST_SPAN
+from chatflow.core.records import LONGEST_SPAN, Claim
 from chatflow.core.rows import State
 from chatflow.core.service import ServiceSession
 from chatflow.core.usage import checked_spent
@@ -124,6 +130,17 @@ def entry(session_id: str, row: str, value: object) -> Entry:
     return _parsed(session_id, row, value, entry_from_json)
 
 
+def entries_of(turn_id: int, session_id: str, lines: Iterable[tuple[Any, Any]]) -> tuple[Entry, ...]:
+    """A journal's lines, read."""
+    entries: list[Entry] = []
+    for expected, (step, text) in enumerate(lines, start=1):
+        where = f"chatflow_journal, turn_id {turn_id}, step {expected}"
+        if step != expected:
+            raise CorruptSessionError(session_id=session_id, row=where, reason="the row is missing")
+        entries.append(entry(session_id, where, text))
+    return tuple(entries)
+
+
 def work(session_id: str, row: str, value: object) -> tuple[str | Decision | None, FrozenDict]:
     """What a turn is to answer, a user's message or a person's decision, and the metadata, if it has any."""
     return (None, EMPTY) if value is None else _parsed(session_id, row, value, _work_from_json)
@@ -140,6 +157,15 @@ def _work_from_json(value: str) -> tuple[str | Decision, FrozenDict]:
                 raise SessionFormatError(path="decision", reason=str(error)) from error
         case _:
             raise SessionFormatError(path="", reason="it is neither a message nor a decision, with its metadata")
+
+
+def work_to_json(claim: Claim | None) -> str | None:
+    """What somebody else would need to answer the message, as `work` reads it."""
+    if claim is None:
+        return None
+    asked = claim.input
+    work = {"user_message": asked} if isinstance(asked, str) else {"decision": asked.to_data()}
+    return values_to_json(FrozenDict(**work, metadata=claim.metadata))
 
 
 def _parsed(session_id: str, row: str, value: object, parse: Callable[[str], _T]) -> _T:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Final
 
+from chatflow.core import reading
 from chatflow.core.codec import message_to_json
+from chatflow.core.notes import Notes
 from chatflow.core.records import system_place
 from chatflow.core.repairs import Row, Sorted, sort_out
 from chatflow.exceptions import CorruptSessionError
-from chatflow.sqlite import reading
-from chatflow.sqlite.notes import Notes
 
 _POSITIONS: Final = 2**61
 """No message ever had a position from here on: a row that has one was put there by what damaged the file."""

@@ -1,16 +1,24 @@
-"""What a look at a file notes down: the faults, what mending them will do, and what it will set aside."""
+"""What a look at a storage notes down: the faults, what mending them will do, and what it will set aside."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
+from chatflow.core import reading
 from chatflow.core.records import Key
 from chatflow.core.repairs import Action, Fault, FaultKind, Repair
-from chatflow.sqlite.aside import SetAside
 
-ADVICE: Final = "restore a backup, or salvage the file with SQLite's .recover"
+@attrs.frozen(kw_only=True)
+class SetAside:
+    """What is taken out, from where, and why. Without a *session_id* it belonged to no conversation."""
+
+    owner: str = ""
+    session_id: str | None
+    source: str
+    content: object = attrs.field(converter=reading.as_stood)
+    reason: str
 
 
 @attrs.define

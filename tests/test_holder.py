@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from chatflow.sqlite import holder
-from chatflow.sqlite.holder import is_gone, new_holder
+from chatflow.core import holder
+from chatflow.core.holder import is_gone, new_holder
 
 HERE: Final = new_holder().partition("/")[0]
 GONE: Final = 2**22 + 1
@@ -31,7 +31,7 @@ def test_living_here() -> None:
 
 def test_dead_process() -> None:
     """The holder of a process that has ended is gone."""
-    code = "from chatflow.sqlite.holder import new_holder; print(new_holder())"
+    code = "from chatflow.core.holder import new_holder; print(new_holder())"
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     assert is_gone(ended.stdout.strip(), set())
 

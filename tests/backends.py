@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,9 @@ import attrs
 
 from chatflow.core.backend import StoreBackend
 from chatflow.core.memory import SessionStore
+from chatflow.postgres.store import PostgresSessionStore
 from chatflow.sqlite.store import SQLiteSessionStore
+from tests.postgres import server
 
 
 @attrs.frozen
@@ -26,6 +29,9 @@ class Backend:
 
     survives: bool = False
     """The conversations are still there when a store is made after all others were closed."""
+
+    copy: Callable[[Path, Path], object] = shutil.copytree
+    """Takes what survives as it is at this moment, in a folder, for stores that are made in another one."""
 
 
 def _memory(folder: Path, **options: Any) -> StoreBackend:
@@ -44,11 +50,16 @@ def _sqlite_shared_memory(folder: Path, **options: Any) -> StoreBackend:
     return SQLiteSessionStore("file::memory:?cache=shared", **options)
 
 
+def _postgres(folder: Path, **options: Any) -> StoreBackend:
+    return PostgresSessionStore(server.dsn(), schema=server.schema_of(folder), **options)
+
+
 BACKENDS: Final = (
     Backend("memory", _memory),
     Backend("sqlite-file", _sqlite_file, shares=True, survives=True),
     Backend("sqlite-memory", _sqlite_memory),
     Backend("sqlite-shared-memory", _sqlite_shared_memory, shares=True),
+    Backend("postgres", _postgres, shares=True, survives=True, copy=server.copy),
 )
 SHARING: Final = tuple(backend for backend in BACKENDS if backend.shares)
 SURVIVING: Final = tuple(backend for backend in BACKENDS if backend.survives)

@@ -22,13 +22,14 @@ def note(event, arguments):
         used.append(event)
 sys.addaudithook(note)
 import chatflow
-print(sorted({"litellm", "pydantic"} & sys.modules.keys()), used)
+print(sorted({"litellm", "psycopg", "pydantic"} & sys.modules.keys()), used)
 """
 
 MAY_IMPORT: Final = {
     "chatflow.exceptions": (),
     "chatflow.core": ("chatflow.core", "chatflow.exceptions"),
     "chatflow.sqlite": ("chatflow.core", "chatflow.exceptions", "chatflow.sqlite"),
+    "chatflow.postgres": ("chatflow.core", "chatflow.exceptions", "chatflow.postgres"),
     "chatflow.engines": ("chatflow.core", "chatflow.exceptions", "chatflow.engines"),
 }
 """What of ours each part may import. What is not in it runs turns, and may import all parts but the storage."""
@@ -111,7 +112,7 @@ def importers(*packages: str) -> set[tuple[str, Place]]:
 
 
 def test_what_an_import_loads() -> None:
-    """`import chatflow` loads neither litellm nor pydantic, and asks for no socket and no host's address."""
+    """`import chatflow` loads neither litellm, psycopg nor pydantic, and asks for no socket and no host's address."""
     run = subprocess.run([sys.executable, "-c", IMPORT], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert run.stdout == "[] []\n"
 
@@ -155,6 +156,11 @@ def test_command_is_an_extra() -> None:
 def test_sqlite_is_in_one_module() -> None:
     """SQLite is spoken to in one module."""
     assert importers("sqlite3", "aiosqlite") == {("chatflow.sqlite.database", "module")}
+
+
+def test_psycopg_is_in_one_module() -> None:
+    """PostgreSQL is spoken to in one module."""
+    assert {importer for importer, _ in importers("psycopg")} == {"chatflow.postgres.connection"}
 
 
 def test_litellm_is_in_one_function() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import count
 from pathlib import Path
@@ -347,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Go on with the files as they are, as if the process had been killed, and what it held were nobody's."""
         old, before = self.store, self.folder
         self.folder = before.with_name(f"{before.name}x")
-        subprocess.run(["cp", "-r", str(before), str(self.folder)], check=True)
+        self.backend.copy(before, self.folder)
         self.run(self.kill(old))
         self.open(default_max_turns)
         for held, _ in self.held.values():

@@ -10,6 +10,7 @@ from chatflow.core import reading
 from chatflow.core.records import Key
 from chatflow.core.repairs import Action, Fault, FaultKind, Repair
 
+
 @attrs.frozen(kw_only=True)
 class SetAside:
     """What is taken out, from where, and why. Without a *session_id* it belonged to no conversation."""

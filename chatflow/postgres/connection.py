@@ -1,0 +1,348 @@
+"""Connection: one connection to a PostgreSQL server, in the words of this folder. Of the driver, psycopg, all is here.
+
+Several statements go to the server together and are answered together, in one round trip; that is a *flight*. Nothing
+is kept in a session of the server beside an open transaction, so that PgBouncer may stand between in transaction mode:
+no prepared statements, no settings but for one transaction, no locks that outlive it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, LiteralString, TypeVar, cast
+
+import attrs
+import psycopg
+from psycopg import conninfo, errors
+from psycopg.adapt import Buffer, Loader
+from psycopg.types.string import StrDumperUnknown, TextBinaryLoader
+
+from chatflow.exceptions import StoreBusyError, StoreError
+
+_T = TypeVar("_T")
+
+Row = tuple[Any, ...]
+Error = psycopg.Error
+
+CONNECT_SECONDS: Final = 10
+"""How long the server may take to accept a connection."""
+
+_TABLE: Final = re.compile(
+    r"\bchatflow_(?:meta|sessions|messages|processed_messages|turns|journal|set_aside|marks|versions|turn_ids)\b"
+)
+
+
+@attrs.frozen
+class Step:
+    """A statement with its parameters."""
+
+    statement: LiteralString
+    values: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+
+
+@attrs.frozen
+class Address:
+    """Where a database is, and in which of its schemas the tables stand."""
+
+    conninfo: str
+    schema: str
+    name: str
+    """As errors show it: without the password."""
+
+
+def locate(dsn: object, schema: object) -> Address:
+    """Tell what *dsn* means.
+
+    Raises:
+        TypeError: Neither is text.
+        ValueError: It is no address of a PostgreSQL server, or *schema* can't be a name.
+    """
+    if not isinstance(dsn, str):
+        raise TypeError(f"dsn must be a string, not {type(dsn).__name__}")
+    if not isinstance(schema, str):
+        raise TypeError(f"schema must be a string, not {type(schema).__name__}")
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+        raise ValueError(f"schema must be of small letters, digits and underscores, at most 63, not {schema!r}")
+    try:
+        parts = conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        # Neither the text nor the driver's word for what is wrong with it: both may hold the password.
+        raise ValueError("dsn must be like 'postgresql://user@host/database'; what was given can't be read") from None
+    where = parts.get("host") or "localhost"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    user = f"{parts['user']}@" if parts.get("user") else ""
+    name = f"postgresql://{user}{where}{port}/{parts.get('dbname') or ''}"
+    return Address(dsn, schema, name if schema == "chatflow" else f"{name}#{schema}")
+
+
+# --- text ---
+
+# PostgreSQL keeps no NUL. This form of it keeps the order of code points, and is read back as what it was.
+_WRITTEN: Final = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
+_READ: Final = {"\1\1": "\0", "\1\2": "\1"}
+_ESCAPED: Final = re.compile("\1[\1\2]")
+
+
+class _TextDumper(StrDumperUnknown):
+    def dump(self, obj: str) -> Buffer | None:
+        if "\0" in obj or "\1" in obj:
+            obj = obj.translate(_WRITTEN)
+        return super().dump(obj)
+
+
+class _TextLoader(TextBinaryLoader):
+    def load(self, data: Buffer) -> bytes | str:
+        text = cast("str", super().load(data))
+        return _ESCAPED.sub(lambda found: _READ[found[0]], text) if "\1" in text else text
+
+
+class _MomentLoader(Loader):
+    """A moment in UTC. The driver's own would ask the disk for the server's time zone.
+
+    One that Python has no date for is shown as text, for whoever reads the row to refuse by its name.
+    """
+
+    format = psycopg.pq.Format.BINARY
+
+    def load(self, data: Buffer) -> dt.datetime | str:
+        microseconds = int.from_bytes(data, "big", signed=True)
+        try:
+            return _2000 + dt.timedelta(microseconds=microseconds)
+        except OverflowError:
+            return f"{microseconds} microseconds after 2000"
+
+
+_2000: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+
+
+@lru_cache(maxsize=1024)
+def _placed(statement: LiteralString, schema: str) -> bytes:
+    """*statement* with the schema before each table's name."""
+    return _TABLE.sub(lambda found: f'"{schema}".{found[0]}', statement).encode()
+
+
+# --- connections ---
+
+
+class Connection:
+    """One connection. *mark_id* and *marks* name its last transaction: what it leaves behind tells whether it holds."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Row], schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self.mark_id = uuid.uuid4().hex
+        self.marks = 0
+        self.is_spoilt = False
+
+    @classmethod
+    async def open(cls, address: Address) -> Connection:
+        """Connect."""
+        connection = await psycopg.AsyncConnection[Row].connect(
+            address.conninfo,
+            autocommit=True,
+            prepare_threshold=None,
+            connect_timeout=CONNECT_SECONDS,
+            client_encoding="utf8",
+            fallback_application_name="chatflow",
+        )
+        connection.adapters.register_dumper(str, _TextDumper)
+        for kind in ("text", "json"):
+            connection.adapters.register_loader(kind, _TextLoader)
+        connection.adapters.register_loader("timestamptz", _MomentLoader)
+        return cls(connection, address.schema)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be used again."""
+        return not (self.is_spoilt or self._connection.closed)
+
+    @property
+    def server_version(self) -> int:
+        """As 150004 for 15.4."""
+        return self._connection.info.server_version
+
+    @property
+    def server_encoding(self) -> str:
+        """How the database stores text."""
+        return self._connection.info.parameter_status("server_encoding") or ""
+
+    def close(self) -> None:
+        """Let go of it at once; whatever is under way on the server ends by itself."""
+        self.is_spoilt = True
+        # The driver's own close() does no more, and has to be awaited.
+        self._connection.pgconn.finish()
+
+    async def fly(self, *steps: Step) -> list[list[Row]]:
+        """Send *steps* together, as one transaction, and return what each answers."""
+        if len(steps) == 1:
+            return [await _rows_of(await self._execute(steps[0]))]
+        try:
+            async with self._connection.pipeline():
+                cursors = [await self._execute(step) for step in steps]
+        except BaseException as error:
+            await self._clear_up(error)
+            raise
+        return [await _rows_of(cursor) for cursor in cursors]
+
+    async def transact(self, begin: LiteralString, body: Callable[[Transaction], Awaitable[_T]]) -> _T:
+        """Run *body* in a transaction: what it sends flies together, up to where it looks at an answer."""
+        try:
+            async with self._connection.pipeline() as pipeline:
+                await self._execute(Step(begin))
+                result = await body(Transaction(self, self._execute, pipeline))
+                await self._execute(Step("COMMIT"))
+        except BaseException as error:
+            await self._clear_up(error)
+            raise
+        return result
+
+    async def _execute(self, step: Step) -> psycopg.AsyncCursor[Row]:
+        return await self._connection.execute(_placed(step.statement, self._schema), step.values, binary=True)
+
+    async def create_schema(self) -> None:
+        """Create the schema that the tables are to stand in."""
+        await self._connection.execute(f'CREATE SCHEMA "{self._schema}"'.encode())
+
+    async def _clear_up(self, error: BaseException) -> None:
+        if not isinstance(error, Exception) or not await self._undo():
+            # Cut off in the middle of something: what comes next on it would be taken for the answer.
+            self.close()
+
+    async def _undo(self) -> bool:
+        """Roll back what is open; False where that can't be done."""
+        if self._connection.closed:
+            return False
+        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            return True
+        try:
+            await self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            return False
+        return True
+
+
+class Transaction:
+    """An open transaction."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        execute: Callable[[Step], Awaitable[psycopg.AsyncCursor[Row]]],
+        pipeline: psycopg.AsyncPipeline,
+    ) -> None:
+        self._connection = connection
+        self._execute = execute
+        self._pipeline = pipeline
+        self.changed = False
+
+    async def ask(self, statement: LiteralString, **values: Any) -> list[Row]:
+        """What a statement answers that changes nothing."""
+        return (await self.ask_all(Step(statement, values)))[0]
+
+    async def ask_all(self, *steps: Step) -> list[list[Row]]:
+        """What several statements answer, in one round trip."""
+        cursors = [await self._execute(step) for step in steps]
+        # The server knows now that it waits for the client, and does not for long where that is gone unnoticed.
+        await self._pipeline.sync()
+        return [await _rows_of(cursor) for cursor in cursors]
+
+    async def set(self, statement: LiteralString) -> None:
+        """Send a statement that sets something for this transaction."""
+        await self._execute(Step(statement))
+
+    async def change(self, statement: LiteralString, **values: Any) -> None:
+        """Send a statement that changes something; nobody waits for it before the next answer, or the end."""
+        self.changed = True
+        await self._execute(Step(statement, values))
+
+    async def create_schema(self) -> None:
+        """Create the schema that the tables are to stand in."""
+        await self._connection.create_schema()
+
+    async def changed_rows(self, statement: LiteralString, **values: Any) -> list[Row]:
+        """What a statement answers that changes something."""
+        self.changed = True
+        return await self.ask(statement, **values)
+
+
+async def _rows_of(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
+    return await cursor.fetchall() if cursor.description is not None else []
+
+
+# --- errors ---
+
+_GONE: Final = ("08", "57P")
+"""The connection failed, or the server closes it: it is going down, or just coming up."""
+
+
+# A server that lets nobody in says why in its own language, and in no code that the driver passes on.
+_FULL: Final = re.compile("too many (clients|connections)|connection slots")
+_REFUSED: Final = re.compile("authentication failed|pg_hba.conf|does not exist|no password supplied")
+
+
+def is_lost(error: BaseException, connection: Connection | None) -> bool:
+    """Whether the connection is gone, or was never there."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is not None:
+        return state.startswith(_GONE)
+    if connection is None:
+        return isinstance(error, psycopg.OperationalError) and not _REFUSED.search(str(error))
+    return isinstance(error, psycopg.OperationalError) and not connection.is_usable
+
+
+def is_worth_another_try(error: BaseException) -> bool:
+    """Whether the same transaction may go through a moment later: it met another one, or a server without a place."""
+    return isinstance(
+        error,
+        errors.DeadlockDetected
+        | errors.SerializationFailure
+        | errors.TooManyConnections
+        | errors.LockNotAvailable
+        | errors.ReadOnlySqlTransaction,
+    )
+
+
+def is_unique_violation(error: BaseException | None) -> bool:
+    """Whether a row was to be added that is there already."""
+    return isinstance(error, errors.UniqueViolation)
+
+
+def is_undefined(error: BaseException | None) -> bool:
+    """Whether a table or a schema that a statement names is not there."""
+    return isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName)
+
+
+_ADVICE: Final[dict[str, str]] = {
+    "53100": "make room on the server's disk and try again",
+    "53200": "the server lacks memory; look at its settings, then try again",
+    "42501": "grant the user what it needs in the schema, and CREATE on the database when the tables are first made",
+    "28P01": "check the user's name and password",
+    "28000": "check how the server lets this user in (pg_hba.conf)",
+    "3D000": "create the database first",
+    "25006": "the server only lets one read; name the one that may be written to, as with"
+    " target_session_attrs=read-write",
+}
+
+
+def translate(error: psycopg.Error, name: str, waited_seconds: float) -> StoreError:
+    """The driver's error in our words. It quotes neither values nor the address, which the driver's own may do."""
+    state = error.sqlstate
+    full = state is None and _FULL.search(str(error))
+    if full or isinstance(error, errors.LockNotAvailable | errors.TooManyConnections | errors.QueryCanceled):
+        return StoreBusyError(store=name, waited_seconds=waited_seconds)
+    if state is None:
+        refused = _REFUSED.search(str(error))
+        told = (
+            "the server refuses the connection; check the user, the password, the database's name and pg_hba.conf"
+            if refused
+            else "the server can't be reached, or has closed the connection; look whether it runs"
+        )
+        return StoreError(f"store {name!r}: {told}", store=name)
+    primary = error.diag.message_primary or type(error).__name__
+    advice = _ADVICE.get(state, "nothing was written")
+    return StoreError(f"store {name!r}: {primary} ({state}); {advice}", store=name)

@@ -1,0 +1,122 @@
+"""A proxy before the server that cuts connections at a chosen moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs, urlsplit
+
+import attrs
+
+How = Literal["after", "before", "late"]
+"""The bytes reach the server and its answer nobody; they do not reach it; they reach it once the client has looked."""
+
+COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED")
+"""What a client's bytes hold where they end a transaction: a statement of its own, or a flight that is one."""
+
+
+@attrs.define(eq=False)
+class Proxy:
+    """Where to connect, and what is to be cut next."""
+
+    socket_path: str
+    port: int = 0
+    serving: set[asyncio.Task[Any]] = attrs.field(factory=set[asyncio.Task[Any]])
+    plan: list[How] = attrs.field(factory=list[How])
+    cut: int = 0
+    is_silent: bool = False
+    """Nothing reaches the server."""
+    late: dict[asyncio.StreamWriter, bytes] = attrs.field(factory=dict[asyncio.StreamWriter, bytes])
+    """What was held back, by where it is to go."""
+
+    @property
+    def dsn(self) -> str:
+        """The server's address through this proxy."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    async def deliver_late(self) -> None:
+        """Hand on what was held back."""
+        late, self.late = self.late, {}
+        for to_server, data in late.items():
+            # The server may have given up waiting for it.
+            with suppress(OSError):
+                to_server.write(data)
+                await to_server.drain()
+            to_server.close()
+            with suppress(OSError):
+                await to_server.wait_closed()
+
+    async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """One connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
+        try:
+            from_server, to_server = await asyncio.open_unix_connection(self.socket_path)
+        except OSError:
+            to_client.close()
+            return
+        answers = asyncio.create_task(_pump(from_server, to_client))
+        try:
+            # A server that gives up on somebody closes its end.
+            with suppress(OSError):
+                await self._hand_on(from_client, to_client, to_server, answers)
+        finally:
+            answers.cancel()
+            for writer in (to_client, to_server):
+                if writer not in self.late:
+                    writer.close()
+                    with suppress(OSError):
+                        await writer.wait_closed()
+
+    async def _hand_on(
+        self,
+        from_client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        to_server: asyncio.StreamWriter,
+        answers: asyncio.Task[None],
+    ) -> None:
+        while data := await from_client.read(2**20):
+            if self.plan and any(commit in data for commit in COMMITS):
+                how = self.plan.pop(0)
+                self.cut += 1
+                answers.cancel()
+                if how == "after":
+                    to_server.write(data)
+                    await to_server.drain()
+                elif how == "late":
+                    self.late[to_server] = data
+                to_client.transport.abort()
+                return
+            if self.is_silent:
+                continue
+            to_server.write(data)
+            await to_server.drain()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(2**20):
+            writer.write(data)
+            await writer.drain()
+
+
+@asynccontextmanager
+async def proxy_to(dsn: str) -> AsyncGenerator[Proxy]:
+    """A proxy before the server at *dsn*, which listens on a Unix socket."""
+    folder = parse_qs(urlsplit(dsn).query)["host"][0]
+    proxy = Proxy(f"{folder}/.s.PGSQL.5432")
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.deliver_late()
+        for task in proxy.serving:
+            task.cancel()
+        if proxy.serving:
+            await asyncio.wait(proxy.serving)

@@ -54,7 +54,7 @@ class Gates:
         except BaseException:
             with self._lock:
                 is_let_in = waiter.is_let_in
-                if not is_let_in:
+                if waiter in waiters:
                     waiters.remove(waiter)
             if is_let_in:
                 self._leave(key)
@@ -70,6 +70,7 @@ class Gates:
                     waiter.loop.call_soon_threadsafe(waiter.event.set)
                 except RuntimeError:
                     # Its loop is closed, and nobody waits there any more.
+                    waiter.is_let_in = False
                     continue
                 return
             del self._waiters[key]

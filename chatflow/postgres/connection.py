@@ -183,7 +183,7 @@ class Connection:
             async with self._connection.pipeline():
                 cursors = [await self._execute(step) for step in steps]
         except BaseException as error:
-            await self._clear_up(error)
+            self._clear_up(error)
             raise
         return [await _rows_of(cursor) for cursor in cursors]
 
@@ -195,7 +195,7 @@ class Connection:
                 result = await body(Transaction(self, self._execute, pipeline))
                 await self._execute(Step("COMMIT"))
         except BaseException as error:
-            await self._clear_up(error)
+            self._clear_up(error)
             raise
         return result
 
@@ -206,22 +206,12 @@ class Connection:
         """Create the schema that the tables are to stand in."""
         await self._connection.execute(f'CREATE SCHEMA "{self._schema}"'.encode())
 
-    async def _clear_up(self, error: BaseException) -> None:
-        if not isinstance(error, Exception) or not await self._undo():
-            # Cut off in the middle of something: what comes next on it would be taken for the answer.
+    def _clear_up(self, error: BaseException) -> None:
+        idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if not idle or not isinstance(error, Exception):
+            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
+            # answer.
             self.close()
-
-    async def _undo(self) -> bool:
-        """Roll back what is open; False where that can't be done."""
-        if self._connection.closed:
-            return False
-        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            return True
-        try:
-            await self._connection.execute("ROLLBACK")
-        except psycopg.Error:
-            return False
-        return True
 
 
 class Transaction:
@@ -283,10 +273,8 @@ _FULL: Final = re.compile("too many (clients|connections)|connection slots")
 _REFUSED: Final = re.compile("authentication failed|pg_hba.conf|does not exist|no password supplied")
 
 
-def is_lost(error: BaseException, connection: Connection | None) -> bool:
+def is_lost(error: psycopg.Error, connection: Connection | None) -> bool:
     """Whether the connection is gone, or was never there."""
-    if not isinstance(error, psycopg.Error):
-        return False
     state = error.sqlstate
     if state is not None:
         return state.startswith(_GONE)
@@ -295,7 +283,7 @@ def is_lost(error: BaseException, connection: Connection | None) -> bool:
     return isinstance(error, psycopg.OperationalError) and not connection.is_usable
 
 
-def is_worth_another_try(error: BaseException) -> bool:
+def is_worth_another_try(error: psycopg.Error) -> bool:
     """Whether the same transaction may go through a moment later: it met another one, or a server without a place."""
     return isinstance(
         error,
@@ -305,11 +293,6 @@ def is_worth_another_try(error: BaseException) -> bool:
         | errors.LockNotAvailable
         | errors.ReadOnlySqlTransaction,
     )
-
-
-def is_unique_violation(error: BaseException | None) -> bool:
-    """Whether a row was to be added that is there already."""
-    return isinstance(error, errors.UniqueViolation)
 
 
 def is_undefined(error: BaseException | None) -> bool:

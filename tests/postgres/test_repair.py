@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import datetime as dt
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -8,8 +10,15 @@ import pytest
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import Message, Role
+from chatflow.core.records import Key
+from chatflow.core.rows import State
 from chatflow.engines.scripted import ScriptedEngine
-from chatflow.exceptions import CorruptSessionError
+from chatflow.exceptions import CorruptSessionError, MessageDeadError
+from chatflow.postgres.diagnosis import AnswerDiagnosis
+from chatflow.postgres.mending import _mend_answer
+from chatflow.postgres.rows import PostgresRows
+from chatflow.postgres.turn_statements import READ_ROW
+from chatflow.postgres.turns import _free
 from chatflow.runner import Runner
 from tests.postgres.conftest import OpenStore
 
@@ -179,3 +188,101 @@ async def test_work_that_cannot_be_read(
     assert [states[session_id, "1"] for session_id in ("s", "t")] == ["dead", "dead"]
     works = await store.take_work("Support", 10, 2, answers=True)
     assert {(work.key.session_id, work.turn.message_id) for work in works} == {("s", "2"), ("t", "2")}
+
+
+NO_FIRST_LINE: Final = "INSERT INTO chatflow_journal SELECT turn_id, 2, '{}' FROM chatflow_turns WHERE message_id = "
+
+
+async def test_journal_that_cannot_be_read(
+    open_store: OpenStore, connection: psycopg.Connection[Any], schema: str
+) -> None:
+    """A turn whose journal can't be read is not run again: its caller is told; an accepted one is dead."""
+    store = open_store()
+    await fill(store)
+    change(connection, schema, f"{NO_FIRST_LINE} 'told'", f"{NO_FIRST_LINE} 'm2'")
+    runner = Runner(SUPPORT, store, ScriptedEngine([]))
+    with pytest.raises(MessageDeadError):
+        await runner.run_async("s", "later", message_id="m2")
+    with pytest.raises(CorruptSessionError, match="step 1: the row is missing"):
+        await runner.run_async("s", "fails", message_id="told")
+    assert {turn.message_id: turn.state for turn in await store.pending_turns()} == {"told": "told", "m2": "dead"}
+    (taken,) = await store.page_of_set_aside("", 0, 10)
+    assert taken.source.startswith("chatflow_journal")
+    assert dt.datetime.fromisoformat(taken.set_aside_at).tzinfo is not None
+
+
+async def test_work_before_a_turn(open_store: OpenStore, connection: psycopg.Connection[Any], schema: str) -> None:
+    """A turn that stands behind work that can't be read gives that up, and runs."""
+    store = open_store()
+    await fill(store)
+    change(connection, schema, f"UPDATE chatflow_turns SET work_json = '{SAYS_ELSE}' WHERE message_id = 'm2'")
+    runner = Runner(SUPPORT, store, ScriptedEngine(["mine"]))
+    assert (await runner.run_async("s", "mine?", message_id="m3")).content == "mine"
+    assert {turn.message_id: turn.state for turn in await store.pending_turns()} == {"told": "told", "m2": "dead"}
+
+
+@pytest.mark.parametrize(("answer", "left"), [("NULL", []), (f"'{SAYS_ELSE}'", [("m2", "dead")])])
+async def test_answer_to_be_told(
+    open_store: OpenStore, connection: psycopg.Connection[Any], schema: str, answer: str, left: list[Any]
+) -> None:
+    """An answer that nobody kept, or that can't be read, is not handed on."""
+    store = open_store()
+    await Runner(SUPPORT, store, ScriptedEngine([])).accept("s", "hello", message_id="m2")
+    change(
+        connection,
+        schema,
+        "UPDATE chatflow_turns SET state = 'answered'",
+        "INSERT INTO chatflow_processed_messages (session_id, message_id, processed_at, response_json)"
+        f" VALUES ('s', 'm2', now(), {answer})",
+    )
+    assert await store.take_work("Support", 10, 2, answers=True) == ()
+    assert [(turn.message_id, turn.state) for turn in await store.pending_turns()] == left
+
+
+async def test_work_of_many(open_store: OpenStore) -> None:
+    """Work is looked for as far as it takes: what may not be taken yet hides none."""
+    store = open_store()
+    runner = Runner(SUPPORT, store, ScriptedEngine([]))
+    held = [await store.get_or_create(str(number), SUPPORT) for number in range(51)]
+    turns = [session.turn() for session in held]
+    for number, turn in enumerate(turns):
+        await turn.__aenter__()
+        await runner.accept(str(number), "hello", message_id="m")
+    await runner.accept("free", "hello", message_id="m")
+    (work,) = await store.take_work("Support", 10, 5, answers=True)
+    assert work.key.session_id == "free"
+    for turn in turns:
+        await turn.__aexit__(None, None, None)
+    assert len(await store.take_work("Support", 10, 5, answers=True)) == 5
+
+
+async def test_taken_meanwhile(open_store: OpenStore) -> None:
+    """A row that has gone, or was taken, before its conversation was locked is not taken."""
+    store = open_store()
+    await Runner(SUPPORT, store, ScriptedEngine([])).accept("s", "hello", message_id="m2")
+    (work,) = await store.take_work("Support", 10, 5, answers=True)
+    found = await store._database.ask(READ_ROW, turn_id=work.turn.turn_id)
+    rows = PostgresRows(found, "other", None)
+    assert _free(rows, work.turn.turn_id, tuple(State)) is None
+    assert _free(rows, 0, tuple(State)) is None
+
+
+async def test_front(open_store: OpenStore, connection: psycopg.Connection[Any], schema: str) -> None:
+    """Where only the front of a history goes, the messages behind it stay where they are."""
+    store = open_store()
+    session = await store.get_or_create("s", SUPPORT)
+    for number in range(4):
+        await session.add_message(Message((Role.USER, Role.MODEL)[number % 2], str(number)))
+    change(connection, schema, "DELETE FROM chatflow_messages WHERE place = 0")
+    assert {each.fault.kind for each in await store.repair()} == {"front"}
+    places = connection.execute(f'SELECT place FROM "{schema}".chatflow_messages ORDER BY place'.encode()).fetchall()
+    assert places == [(2,), (3,)]
+
+
+async def test_answer_mended_meanwhile(open_store: OpenStore) -> None:
+    """What was found of a stored answer is looked at again: it may be gone, or sound, by then."""
+    store = open_store()
+    await store.mark_message_processed("sound")
+    for message_id in ("sound", "gone"):
+        found = AnswerDiagnosis(key=Key("", ""), message_id=message_id, columns={}, repairs=(), set_aside=())
+        assert await store._database.write(partial(_mend_answer, found, dt.datetime.now(dt.UTC))) == ()

@@ -59,7 +59,7 @@ BACKENDS: Final = (
     Backend("sqlite-file", _sqlite_file, shares=True, survives=True),
     Backend("sqlite-memory", _sqlite_memory),
     Backend("sqlite-shared-memory", _sqlite_shared_memory, shares=True),
-    Backend("postgres", _postgres, shares=True, survives=True, copy=server.copy),
+    *([Backend("postgres", _postgres, shares=True, survives=True, copy=server.copy)] if server.IS_WANTED else []),
 )
 SHARING: Final = tuple(backend for backend in BACKENDS if backend.shares)
 SURVIVING: Final = tuple(backend for backend in BACKENDS if backend.survives)

@@ -1,6 +1,7 @@
 """A PostgreSQL server of the tests' own: started with the first test that needs it, and stopped with the process.
 
-`CHATFLOW_TEST_POSTGRES` names another server's database instead, in which schemas are made and dropped.
+`make postgres` asks for it by CHATFLOW_TEST_POSTGRES, which may also name another server's database, in which schemas
+are made and dropped. Without it no test needs a server.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import psycopg
 
 from chatflow.postgres.schema import MIGRATIONS
 
+OWN: Final = "own"
+"""What CHATFLOW_TEST_POSTGRES says for a server that is started here."""
+
+IS_WANTED: Final = bool(os.environ.get("CHATFLOW_TEST_POSTGRES"))
+
 SCHEMAS: Final = 4
 """Tests take turns with so many, since emptying the tables of one is quicker than making them."""
 
@@ -29,8 +35,8 @@ TABLES: Final = ("set_aside", "journal", "turns", "processed_messages", "message
 @cache
 def dsn() -> str:
     """The address of the server's database."""
-    given = os.environ.get("CHATFLOW_TEST_POSTGRES")
-    return given or start().dsn
+    given = os.environ.get("CHATFLOW_TEST_POSTGRES", OWN)
+    return start().dsn if given == OWN else given
 
 
 @attrs.frozen

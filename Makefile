@@ -40,8 +40,7 @@ slow: $(VENV)/.has-tests $(VENV)/.has-peers
 	$(TESTING) -m slow -o timeout=1800 $(ARGS)
 
 postgres: $(VENV)/.has-postgres
-	CHATFLOW_TEST_POSTGRES=$${CHATFLOW_TEST_POSTGRES:-own} $(TESTING) -k postgres \
-	  --cov --cov-config=tests/postgres/coverage.toml --cov-report=term $(ARGS)
+	CHATFLOW_TEST_POSTGRES=$${CHATFLOW_TEST_POSTGRES:-own} $(TESTING) -k postgres $(ARGS)
 
 # ARGS="--seed 5 --seconds 60" picks the seed and the time; --markdown prints the table for the documentation.
 faults: $(VENV)/.has-tests

@@ -55,7 +55,7 @@ format: $(VENV)/.has-lint
 	$(RUN) ruff format
 
 types: $(VENV)/.has-typing
-	$(RUN) mypy chatflow tests benchmarks $(SCRIPTS)
+	$(RUN) mypy chatflow tests conftest.py benchmarks $(SCRIPTS)
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
 bench: $(VENV)/.has-bench $(PEERS)/.has-bench-peers

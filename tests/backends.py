@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-
-import attrs
 
 from chatflow.core.backend import StoreBackend
 from chatflow.core.memory import SessionStore
 from chatflow.postgres.store import PostgresSessionStore
 from chatflow.sqlite.store import SQLiteSessionStore
+from chatflow.testing import Backend
 from tests.postgres import server
-
-
-@attrs.frozen
-class Backend:
-    """A way to make stores. It chooses which tests can run, and no test asks it anything."""
-
-    name: str
-    make: Callable[..., StoreBackend]
-    """Takes a folder of the test's own, where stores that share data find each other, and the store's options."""
-
-    shares: bool = False
-    """A second store made in the same folder has the same conversations."""
-
-    survives: bool = False
-    """The conversations are still there when a store is made after all others were closed."""
-
-    copy: Callable[[Path, Path], object] = shutil.copytree
-    """Takes what survives as it is at this moment, in a folder, for stores that are made in another one."""
 
 
 def _memory(folder: Path, **options: Any) -> StoreBackend:
@@ -59,7 +39,10 @@ BACKENDS: Final = (
     Backend("sqlite-file", _sqlite_file, shares=True, survives=True),
     Backend("sqlite-memory", _sqlite_memory),
     Backend("sqlite-shared-memory", _sqlite_shared_memory, shares=True),
-    *([Backend("postgres", _postgres, shares=True, survives=True, copy=server.copy)] if server.IS_WANTED else []),
+    *([Backend("postgres", _postgres, shares=True, survives=True)] if server.IS_WANTED else []),
 )
-SHARING: Final = tuple(backend for backend in BACKENDS if backend.shares)
-SURVIVING: Final = tuple(backend for backend in BACKENDS if backend.survives)
+
+
+def copy(backend: Backend, folder: Path, to: Path) -> None:
+    """Take what survives as it is at this moment in *folder*, for stores that are made in *to*."""
+    (server.copy if backend.name == "postgres" else shutil.copytree)(folder, to)

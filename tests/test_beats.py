@@ -23,8 +23,8 @@ from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionConflictError, StoreClosedError, StoreError
-from tests.conformance.conversation import SUPPORT, outside, texts, user
-from tests.conformance.places import leave, place_of, ticket
+from chatflow.testing.conformance.conversation import SUPPORT, outside, texts, user
+from chatflow.testing.conformance.places import leave, place_of, ticket
 from tests.virtual_time import VirtualLoop
 
 LEASE: Final = 9.0

@@ -22,7 +22,8 @@ from chatflow.core.pruning import prune
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.exceptions import HandoffError, UnmatchedToolResultError
-from tests.backends import BACKENDS, Backend
+from chatflow.testing import Backend
+from tests.backends import BACKENDS
 from tests.test_prompt import check_valid
 
 CASES: Final[dict[str, dict[str, Any]]] = {

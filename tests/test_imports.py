@@ -44,11 +44,11 @@ RUNS_TURNS: Final = (
 RUNS_BY_ITSELF: Final = "chatflow.core.agent"
 """An agent that runs by itself makes a runner, which knows agents: never where the module is loaded."""
 
-FREE: Final = ("chatflow", "chatflow.testing")
-"""The public face, and what users test their own stores with."""
-
 COMMAND: Final = ("chatflow.cli", "chatflow.__main__")
 """The command, which may import all parts, and which none of them may."""
+
+TESTING: Final = "chatflow.testing"
+"""What tests are written with, which may import all parts, and which none of them may."""
 
 
 Place: TypeAlias = Literal["module", "function", "for checkers"]
@@ -137,8 +137,8 @@ def test_running_turns_knows_no_storage() -> None:
     wrong = [
         each
         for each in ALL_IMPORTS
-        if each.importer not in FREE
-        and not any(is_within(each.importer, part) for part in (*MAY_IMPORT, *COMMAND))
+        if each.importer != "chatflow"
+        and not any(is_within(each.importer, part) for part in (*MAY_IMPORT, *COMMAND, TESTING))
         and is_within(each.imported, "chatflow")
         and not any(is_within(each.imported, allowed) for allowed in RUNS_TURNS)
     ]
@@ -151,6 +151,12 @@ def test_command_is_an_extra() -> None:
         assert {importer for importer, _ in importers(name) if not is_within(importer, "chatflow.cli")} <= {
             "chatflow.__main__"
         }
+
+
+def test_testing_is_an_extra() -> None:
+    """Only what tests are written with imports itself, and what it needs."""
+    for name in (TESTING, "pytest", "hypothesis", "blockbuster"):
+        assert {is_within(importer, TESTING) for importer, _ in importers(name)} == {True}
 
 
 def test_sqlite_is_in_one_module() -> None:
@@ -170,7 +176,7 @@ def test_litellm_is_in_one_function() -> None:
 
 def test_pydantic_waits_for_the_first_tool() -> None:
     """What describes tools and answers loads pydantic, and only once a function of it is called."""
-    found = importers("pydantic", "pydantic_core")
+    found = {each for each in importers("pydantic", "pydantic_core") if not is_within(each[0], TESTING)}
     assert {importer for importer, _ in found} == {
         f"chatflow.core.{name}" for name in ("mirrors", "output", "schemas", "tools")
     }

@@ -38,7 +38,8 @@ from chatflow.core.values import EMPTY
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionDeletedError, SessionNotFoundError
 from chatflow.runner import Runner
-from tests.backends import BACKENDS, Backend
+from chatflow.testing import Backend
+from tests.backends import BACKENDS
 
 _T = TypeVar("_T")
 
@@ -121,7 +122,7 @@ class OwnersMachine(RuleBasedStateMachine):
     def open(self) -> None:
         """Open a store on what is there."""
         self.store: StoreBackend = self.backend.make(self.folder)
-        self.store._clock = lambda: self.now  # type: ignore[attr-defined]  # every backend of ours has one
+        self.store.clock = lambda: self.now
         self.runner = Runner(AGENT, self.store, ScriptedEngine(default="answer"))
 
     def run(self, operation: Coroutine[Any, Any, _T]) -> _T:

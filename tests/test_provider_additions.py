@@ -20,8 +20,8 @@ from chatflow.engines.scripted import Scripted as Reply
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ToolError
 from chatflow.runner import Runner
-from tests.conformance.conversation import model, system, user
-from tests.provider_scripts import (
+from chatflow.testing.conformance.conversation import model, system, user
+from chatflow.testing.conformance.provider_scripts import (
     ACTIONS,
     LOOK,
     Choosing,

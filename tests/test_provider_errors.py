@@ -17,10 +17,8 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError, UnmatchedToolResultError
 from chatflow.runner import Runner
 from chatflow.running import providing
-from tests.conformance.conversation import user
-from tests.conformance.stepping import CANCELLERS
-from tests.conformance.test_providers import Ledger
-from tests.provider_scripts import (
+from chatflow.testing.conformance.conversation import user
+from chatflow.testing.conformance.provider_scripts import (
     LOOK,
     Scripted,
     adding,
@@ -29,6 +27,8 @@ from tests.provider_scripts import (
     named_look,
     raising,
 )
+from chatflow.testing.conformance.stepping import CANCELLERS
+from chatflow.testing.conformance.test_providers import Ledger
 from tests.runs import session_of, texts
 
 CALL = ScriptedEngine.call

@@ -20,8 +20,8 @@ from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionError, SessionStateError
 from chatflow.runner import Runner
-from tests.conformance.conversation import system, user
-from tests.provider_scripts import (
+from chatflow.testing.conformance.conversation import system, user
+from chatflow.testing.conformance.provider_scripts import (
     ACTIONS,
     LOOK,
     Choosing,
@@ -31,8 +31,8 @@ from tests.provider_scripts import (
     asked,
     shown,
 )
+from chatflow.testing.conformance.service_engine import A2AEngine
 from tests.runs import session_of, texts
-from tests.service_engine import A2AEngine
 from tests.strategies import histories
 
 CALL = ScriptedEngine.call

@@ -24,7 +24,8 @@ from chatflow.exceptions import (
 from chatflow.runner import Runner
 from chatflow.running.compacting import Compactor
 from chatflow.running.registry import Registry
-from tests.runs import Barrier, PausingEngine, session_of, texts
+from chatflow.testing.conformance.conversation import PausingEngine
+from tests.runs import session_of, texts
 
 if TYPE_CHECKING:
     from chatflow.core.session import SessionContext
@@ -537,10 +538,10 @@ async def test_log_has_no_content(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_conversations_run_at_once() -> None:
     """Turns of different conversations run at the same time: eight meet inside the engine."""
-    barrier = Barrier(8)
+    barrier = asyncio.Barrier(8)
 
     async def answer(request: EngineRequest) -> str:
-        await barrier.meet()
+        await barrier.wait()
         return request.messages[-1].text
 
     runner = Runner(Agent("Support"), engine=ScriptedEngine(default=answer))

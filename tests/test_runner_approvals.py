@@ -29,8 +29,8 @@ from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.exceptions import ApprovalNotFoundError, SessionError, TurnInsideTurnError
 from chatflow.runner import Runner
+from chatflow.testing.conformance.service_engine import A2AEngine
 from tests.runs import results, session_of, texts
-from tests.service_engine import A2AEngine
 
 CALL = ScriptedEngine.call
 REFUND = CALL("refund", euros=5)

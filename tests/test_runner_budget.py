@@ -25,8 +25,8 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import ContextWindowError
 from chatflow.runner import Runner
 from chatflow.sqlite import SQLiteSessionStore
+from chatflow.testing.conformance.service_engine import A2AEngine
 from tests.runs import session_of, texts
-from tests.service_engine import A2AEngine
 from tests.strategies import calls, histories, results, says
 from tests.test_budget import Drawn, windows_plainly
 from tests.test_prompt import check_valid

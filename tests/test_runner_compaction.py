@@ -23,8 +23,8 @@ from chatflow.runner import Runner
 from chatflow.running.compacting import INSTRUCTIONS, Compactor
 from chatflow.running.slots import give_back_slots
 from chatflow.running.transcript import transcript
+from chatflow.testing.conformance.service_engine import A2AEngine
 from tests.runs import session_of, texts
-from tests.service_engine import A2AEngine
 from tests.strategies import results
 from tests.test_runner_budget import CALL, look, numbers, sent, talk
 

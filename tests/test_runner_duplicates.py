@@ -13,7 +13,8 @@ from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.exceptions import EngineUnavailableError, MessageInProgressError, MessageMismatchError
 from chatflow.runner import Runner
-from tests.runs import PausingEngine, session_of, texts
+from chatflow.testing.conformance.conversation import PausingEngine
+from tests.runs import session_of, texts
 
 CALL = ScriptedEngine.call
 

@@ -16,7 +16,8 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import TurnInsideTurnError
 from chatflow.runner import Runner
 from chatflow.running.slots import TurnSlots, give_back_slots
-from tests.runs import Barrier, PausingEngine, results, session_of, texts
+from chatflow.testing.conformance.conversation import PausingEngine
+from tests.runs import results, session_of, texts
 
 CALL = ScriptedEngine.call
 
@@ -45,10 +46,10 @@ async def test_turns_at_once(limit: int) -> None:
 
 async def test_as_many_as_allowed_meet() -> None:
     """As many turns as max_concurrent_turns allows do run at once: three meet inside the engine."""
-    barrier = Barrier(3)
+    barrier = asyncio.Barrier(3)
 
     async def meet(request: EngineRequest) -> str:
-        await barrier.meet()
+        await barrier.wait()
         return "met"
 
     runner = Runner(Agent("Support"), engine=ScriptedEngine(default=meet), max_concurrent_turns=3)
@@ -261,10 +262,10 @@ async def test_several_runs_inside_tools_wait() -> None:
 
 async def test_runners_inside_each_others_tools() -> None:
     """Two runners with one slot each, each running inside the other's tools, don't wait for each other."""
-    barrier = Barrier(2)
+    barrier = asyncio.Barrier(2)
 
     async def call(request: EngineRequest) -> Any:
-        await barrier.meet()
+        await barrier.wait()
         return CALL("delegate")
 
     store = SessionStore()
@@ -358,10 +359,10 @@ async def test_circle_of_runs_inside_tools() -> None:
             refused.append(to)
             raise
 
-    barrier = Barrier(2)
+    barrier = asyncio.Barrier(2)
 
     async def call(request: EngineRequest) -> Any:
-        await barrier.meet()
+        await barrier.wait()
         return CALL("delegate", to="b" if request.messages[0].text == "a" else "a")
 
     engine = ScriptedEngine([call, call], default="answer")

@@ -44,7 +44,8 @@ from chatflow import (
     TurnInsideTurnError,
     UsageReported,
 )
-from tests.runs import PausingEngine, results, session_of, texts
+from chatflow.testing.conformance.conversation import PausingEngine
+from tests.runs import results, session_of, texts
 from tests.strategies import LONG_AGO
 
 CALL = ScriptedEngine.call

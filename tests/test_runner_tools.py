@@ -19,7 +19,7 @@ from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
 from chatflow.engines.scripted import Scripted, ScriptedEngine
 from chatflow.exceptions import ToolError
 from chatflow.runner import Runner
-from tests.runs import Barrier, results, session_of
+from tests.runs import results, session_of
 
 CALL = ScriptedEngine.call
 
@@ -68,10 +68,10 @@ async def test_calls_and_results_are_stored() -> None:
 
 async def test_calls_run_at_once() -> None:
     """A model's parallel calls run at the same time: eight meet inside the tools, also where all ids are the same."""
-    barrier = Barrier(8)
+    barrier = asyncio.Barrier(8)
 
     async def meet(number: int) -> int:
-        await barrier.meet()
+        await barrier.wait()
         return number
 
     calls = [ToolCall(id="c", name="meet", args={"number": number}) for number in range(8)]

@@ -24,8 +24,8 @@ from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import Reply, ScriptedEngine
 from chatflow.runner import Runner
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.conformance.conversation import user
-from tests.service_engine import A2AEngine
+from chatflow.testing.conformance.conversation import user
+from chatflow.testing.conformance.service_engine import A2AEngine
 
 
 class DownError(Exception):

@@ -36,7 +36,9 @@ from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
 from chatflow.exceptions import SessionDeletedError, UnmatchedToolResultError
 from chatflow.runner import Runner
-from tests.backends import BACKENDS, Backend
+from chatflow.testing import Backend
+from tests import backends
+from tests.backends import BACKENDS
 
 _T = TypeVar("_T")
 
@@ -346,7 +348,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Go on with the files as they are, as if the process had been killed, and what it held were nobody's."""
         old, before = self.store, self.folder
         self.folder = before.with_name(f"{before.name}x")
-        self.backend.copy(before, self.folder)
+        backends.copy(self.backend, before, self.folder)
         self.run(self.kill(old))
         self.open(default_max_turns)
         for held, _ in self.held.values():

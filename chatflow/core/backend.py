@@ -6,10 +6,11 @@ One object with all that a process has of a storage, which is why it has many me
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import attrs
@@ -46,6 +47,10 @@ def _check_hours(hours: object) -> float:
     return float(hours)
 
 
+def _utc_now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
 class StoreBackend(BaseSessionStore, Storage):
     """A store with a storage of its own. What users call on it is of the conversations without an owner.
 
@@ -59,6 +64,8 @@ class StoreBackend(BaseSessionStore, Storage):
         self._is_closing = False
         self.requires_owner = False
         """Whether `require_owner` was called."""
+        self.clock: Callable[[], dt.datetime] = _utc_now
+        """What time it is, in UTC: a storage asks nothing else, so that a test can let time pass."""
         self._live = LiveSessions()
         self._entering: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Future[None]] = {}
         # Kept by their loop's timer and by the turns they beat, so that they keep no loop alive themselves.

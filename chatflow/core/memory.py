@@ -47,10 +47,6 @@ from chatflow.exceptions import StoreClosedError
 _T = TypeVar("_T")
 
 
-def _utc_now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
-
-
 class SessionStore(StoreBackend):
     """Conversations in memory: for tests, tools and services whose conversations may end with the process.
 
@@ -63,14 +59,13 @@ class SessionStore(StoreBackend):
         self, default_max_turns: int = DEFAULT_MAX_TURNS, dedup_ttl_hours: float = DEFAULT_DEDUP_TTL_HOURS
     ) -> None:
         super().__init__(default_max_turns, dedup_ttl_hours)
-        self._clock: Callable[[], dt.datetime] = _utc_now
         self._lock = threading.Lock()
         self._line = Line()
         self._closed = False
         self._tables = MemoryTables(self._now, self.dedup_ttl_hours)
 
     def _now(self) -> dt.datetime:
-        return self._clock()
+        return self.clock()
 
     @property
     def name(self) -> str:

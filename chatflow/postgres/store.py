@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -58,10 +57,6 @@ _COMMITS_BETWEEN_PURGES: Final = 16
 """After so many commits with a message id, ten times as many expired ids go: more than were added, so none pile up."""
 
 
-def _utc_now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
-
-
 class PostgresSessionStore(StoreBackend):
     """Conversations in a PostgreSQL database, for any number of processes on any number of machines.
 
@@ -93,7 +88,6 @@ class PostgresSessionStore(StoreBackend):
         super().__init__(default_max_turns, dedup_ttl_hours)
         self._address = address
         self._max_connections = max_connections
-        self._clock: Callable[[], dt.datetime] = _utc_now
         self._opening = threading.Lock()
         self._opened: Database | None = None
         self._closed = False
@@ -159,10 +153,10 @@ class PostgresSessionStore(StoreBackend):
             return self._opened
 
     def _expired_before(self) -> dt.datetime:
-        return self._clock() - dt.timedelta(hours=self.dedup_ttl_hours)
+        return self.clock() - dt.timedelta(hours=self.dedup_ttl_hours)
 
     def _at_of(self, database: Database) -> At:
-        return At(database.holder, self._clock(), self._expired_before(), self._address.schema)
+        return At(database.holder, self.clock(), self._expired_before(), self._address.schema)
 
     def _at(self) -> At:
         return self._at_of(self._in_use())
@@ -183,7 +177,7 @@ class PostgresSessionStore(StoreBackend):
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Insert, or merge the metadata."""
-        return await self._in_use().write(partial(operations.create, key, new, self._clock()))
+        return await self._in_use().write(partial(operations.create, key, new, self.clock()))
 
     async def delete_session(self, key: Key) -> tuple[int, ...] | None:
         """Delete; the messages and turns cascade."""
@@ -295,7 +289,7 @@ class PostgresSessionStore(StoreBackend):
 
     async def mark_processed(self, scope: Key, message_id: str) -> bool:
         """Claim the id."""
-        operation = partial(operations.mark, scope, message_id, self._clock(), self._expired_before())
+        operation = partial(operations.mark, scope, message_id, self.clock(), self._expired_before())
         return await self._in_use().write(operation)
 
     async def purge_processed(self, limit: int) -> int:
@@ -309,7 +303,7 @@ class PostgresSessionStore(StoreBackend):
     ) -> Purged:
         """Read a slice in the order of moments or of commits, and delete what may go."""
         assert after is None or isinstance(after, PurgeProgress)
-        now = self._clock()
+        now = self.clock()
         idle_before = None if idle_for is None else now - dt.timedelta(seconds=idle_for)
         operation = partial(purge_sessions, owner, idle_before, now, after or PurgeProgress(), limit)
         return await self._in_use().write(operation)
@@ -361,4 +355,4 @@ class PostgresSessionStore(StoreBackend):
     async def mend(self, after: object | None) -> Part[Repair]:
         """Read a slice, and write what it needs, an operation for each conversation."""
         assert after is None or isinstance(after, Progress)
-        return await mend_next(self._in_use(), after, self._clock())
+        return await mend_next(self._in_use(), after, self.clock())

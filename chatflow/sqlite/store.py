@@ -59,10 +59,6 @@ _T = TypeVar("_T")
 _LAST_VERSION: Final = 2**63 - 1
 
 
-def _utc_now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
-
-
 class SQLiteSessionStore(StoreBackend):
     """Conversations in an SQLite file, or in memory.
 
@@ -88,7 +84,6 @@ class SQLiteSessionStore(StoreBackend):
         location = locate(db_path)
         super().__init__(default_max_turns, dedup_ttl_hours)
         self._location = location
-        self._clock: Callable[[], dt.datetime] = _utc_now
         self._opening = threading.Lock()
         self._opened: Database | None = None
         self._closed = False
@@ -157,7 +152,7 @@ class SQLiteSessionStore(StoreBackend):
             return self._opened
 
     def _expired_before(self) -> str:
-        return operations.text_of(self._clock() - dt.timedelta(hours=self.dedup_ttl_hours))
+        return operations.text_of(self.clock() - dt.timedelta(hours=self.dedup_ttl_hours))
 
     # --- conversations ---
 
@@ -167,7 +162,7 @@ class SQLiteSessionStore(StoreBackend):
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Insert, or merge the metadata."""
-        return await self._write(operations.create, key, new, operations.text_of(self._clock()))
+        return await self._write(operations.create, key, new, operations.text_of(self.clock()))
 
     async def delete_session(self, key: Key) -> tuple[int, ...] | None:
         """Delete; the messages and turns cascade."""
@@ -195,7 +190,7 @@ class SQLiteSessionStore(StoreBackend):
         return self._at_in(self._database)
 
     def _at_in(self, database: Database) -> At:
-        return At(database.holder, operations.text_of(self._clock()), dt.timedelta(hours=self.dedup_ttl_hours))
+        return At(database.holder, operations.text_of(self.clock()), dt.timedelta(hours=self.dedup_ttl_hours))
 
     async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         """Look the claim up, insert the row or take the message's own, start what may run."""
@@ -283,7 +278,7 @@ class SQLiteSessionStore(StoreBackend):
     async def mark_processed(self, scope: Key, message_id: str) -> bool:
         """Claim the id."""
         return await self._write(
-            operations.mark, scope, message_id, None, None, operations.text_of(self._clock()), self._expired_before()
+            operations.mark, scope, message_id, None, None, operations.text_of(self.clock()), self._expired_before()
         )
 
     async def purge_processed(self, limit: int) -> int:
@@ -297,7 +292,7 @@ class SQLiteSessionStore(StoreBackend):
     ) -> Purged:
         """Read a slice in the order of moments or of commits, and delete what may go."""
         assert after is None or isinstance(after, PurgeProgress)
-        moment = self._clock()
+        moment = self.clock()
         now = operations.text_of(moment)
         idle_before = None if idle_for is None else operations.text_of(moment - dt.timedelta(seconds=idle_for))
         return await self._write(purge_sessions, owner, idle_before, now, after or PurgeProgress(), limit)
@@ -350,4 +345,4 @@ class SQLiteSessionStore(StoreBackend):
     async def mend(self, after: object | None) -> Part[Repair]:
         """Read a slice, and write what it needs, an operation for each conversation."""
         assert after is None or isinstance(after, Progress)
-        return await mend_next(self._in_use(), after, operations.text_of(self._clock()))
+        return await mend_next(self._in_use(), after, operations.text_of(self.clock()))

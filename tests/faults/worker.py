@@ -203,7 +203,7 @@ class Program:
 
     async def clock(self, seconds: int) -> object:
         """Set the store's clock."""
-        self.store._clock = lambda: dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
+        self.store.clock = lambda: dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
         return True
 
     async def limit(self, path: str, room: int | None) -> object:

@@ -14,11 +14,10 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError
 from chatflow.postgres import database
 from chatflow.runner import Runner
-from tests.conformance.conversation import until
+from chatflow.testing.conformance.conversation import PausingEngine, until
 from tests.postgres import server
 from tests.postgres.conftest import OpenStore
 from tests.postgres.proxy import How, Proxy
-from tests.runs import PausingEngine
 
 SUPPORT: Final = Agent(name="Support")
 TIMES: Final = 100

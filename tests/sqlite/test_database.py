@@ -14,7 +14,7 @@ from chatflow.exceptions import StoreClosedError
 from chatflow.sqlite import database as module
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.conformance.places import first_ticket, place_of
+from chatflow.testing.conformance.places import first_ticket, place_of
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT, Gate, around, database_of, query, say, until
 

@@ -22,7 +22,7 @@ from chatflow.exceptions import StoreError
 from chatflow.runner import Runner
 from chatflow.sqlite import database
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.conformance.conversation import texts
+from chatflow.testing.conformance.conversation import texts
 from tests.sqlite.conftest import Failing, OpenStore
 from tests.sqlite.damage import NO_UTF8, sql
 from tests.sqlite.files import SUPPORT, connect, query, say

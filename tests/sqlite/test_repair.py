@@ -22,7 +22,7 @@ from chatflow.sqlite import examination, mending
 from chatflow.sqlite.database import Connection
 from chatflow.sqlite.diagnosis import diagnose
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.conformance.conversation import texts
+from chatflow.testing.conformance.conversation import texts
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.damage import (
     ALL,

@@ -162,6 +162,6 @@ async def test_set_aside_goes_too(path: Path, open_store: OpenStore) -> None:
     sql("UPDATE chatflow_sessions SET metadata_json = 'x' WHERE session_id = 'other'")(path)
     store = open_store()
     await store.repair()
-    store._clock = lambda: dt.datetime.now(dt.UTC) + dt.timedelta(minutes=2)
+    store.clock = lambda: dt.datetime.now(dt.UTC) + dt.timedelta(minutes=2)
     assert await store.purge() == 1
     assert query(path, "SELECT session_id FROM chatflow_set_aside") == ["other"]

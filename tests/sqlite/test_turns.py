@@ -18,7 +18,7 @@ from chatflow.exceptions import CorruptSessionError
 from chatflow.runner import Runner
 from chatflow.sqlite import turns
 from chatflow.sqlite.store import SQLiteSessionStore
-from tests.conformance.work import Heard, states
+from chatflow.testing.conformance.work import Heard, states
 from tests.sqlite.conftest import OpenStore
 from tests.sqlite.files import SUPPORT, query
 from tests.sqlite.processes import started

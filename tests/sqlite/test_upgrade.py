@@ -191,7 +191,7 @@ async def test_message_without_a_time(empty: Path, store: SQLiteSessionStore) ->
 
 async def test_processed_ids(old: Path, store: SQLiteSessionStore) -> None:
     """A message id that chatflow-agent recorded is processed, and whoever marks first and then runs is told so."""
-    store._clock = lambda: dt.datetime.fromisoformat(processed[0]).replace(tzinfo=dt.UTC) + dt.timedelta(hours=191)
+    store.clock = lambda: dt.datetime.fromisoformat(processed[0]).replace(tzinfo=dt.UTC) + dt.timedelta(hours=191)
     processed = query(old, "SELECT processed_at FROM chatflow_processed_messages")
     assert [await store.is_message_processed(each) for each in ("wamid.1", "wamid.2", "wamid.3")] == [True, True, False]
     assert [await store.mark_message_processed(each) for each in ("wamid.1", "wamid.3")] == [False, True]
@@ -202,7 +202,7 @@ async def test_processed_ids(old: Path, store: SQLiteSessionStore) -> None:
 async def test_processed_ids_expire(old: Path, store: SQLiteSessionStore) -> None:
     """They are remembered as long as any other, from when they were recorded."""
     processed = query(old, "SELECT processed_at FROM chatflow_processed_messages")
-    store._clock = lambda: dt.datetime.fromisoformat(processed[0]).replace(tzinfo=dt.UTC) + dt.timedelta(hours=193)
+    store.clock = lambda: dt.datetime.fromisoformat(processed[0]).replace(tzinfo=dt.UTC) + dt.timedelta(hours=193)
     assert await store.mark_message_processed("wamid.1")
 
 

@@ -1,0 +1,5 @@
+"""What tests of bots and of stores are written with. Its pytest plugin is `chatflow.testing.plugin`."""
+
+from chatflow.testing.backend import Backend
+
+__all__ = ["Backend"]

@@ -45,6 +45,7 @@ from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import (
     MessageDeadError,
     MessageMismatchError,
+    SessionDeletedError,
     SessionNotFoundError,
     StoreClosedError,
     StoreError,
@@ -266,8 +267,17 @@ class Runner:
         return RunStream(session_id, self.session_store, lambda report: self._answer_in(session_id, asked, report))
 
     async def _answer_in(self, session_id: str, asked: Asked, report: Report | None = None) -> AgentResponse:
-        session = await self.session_store.get_or_create(session_id, self.starting_agent)
-        return await self._answer(session, asked, report=report)
+        store = self.session_store
+        session = store.backend.session_at_hand(store.key_of(session_id), self.starting_agent)
+        if session is not None:
+            turn = self._turn(session, asked)
+            try:
+                return await self._answer(turn, asked, report=report)
+            except SessionDeletedError:
+                if not turn.came_too_late:
+                    raise
+        session = await store.get_or_create(session_id, self.starting_agent)
+        return await self._answer(self._turn(session, asked), asked, report=report)
 
     async def run_session(
         self,
@@ -380,7 +390,8 @@ class Runner:
         session = await self.session_store.get(session_id)
         if session is None:
             raise SessionNotFoundError(session_id=session_id)
-        return await self._answer(session, about(asked, session), report=report)
+        asked = about(asked, session)
+        return await self._answer(self._turn(session, asked), asked, report=report)
 
     async def _decide_at(
         self,
@@ -392,14 +403,15 @@ class Runner:
         approved: bool,
     ) -> AgentResponse:
         require_session(session)
-        asked = decided(session.session_id, call_id, reason, metadata, approved=approved)
+        decision = decided(session.session_id, call_id, reason, metadata, approved=approved)
         self._take_in(session)
         await session.catch_up()
-        return await self._answer(session, about(asked, session), strict=True)
+        asked = about(decision, session)
+        return await self._answer(self._turn(session, asked), asked, strict=True)
 
     async def _answer_at(self, session: AgentSession, asked: Asked, report: Report | None = None) -> AgentResponse:
         self._take_in(session)
-        return await self._answer(session, asked, strict=True, report=report)
+        return await self._answer(self._turn(session, asked), asked, strict=True, report=report)
 
     def _take_in(self, session: AgentSession) -> None:
         """Refuse a session of another owner, and let the store know of one that was made elsewhere."""
@@ -409,21 +421,23 @@ class Runner:
         if isinstance(session, SessionContext):
             session.store.adopt(session)
 
-    async def _answer(
-        self, session: AgentSession, asked: Asked, *, strict: bool = False, report: Report | None = None
-    ) -> AgentResponse:
-        """Take the conversation's turn, and answer in it."""
-        turn = Turn(
+    def _turn(self, session: AgentSession, asked: Asked) -> Turn:
+        return Turn(
             session,
             asked.claim,
             self.starting_agent.name,
             lease_seconds=self.lease_seconds,
             max_attempts=self.max_attempts,
         )
+
+    async def _answer(
+        self, turn: Turn, asked: Asked, *, strict: bool = False, report: Report | None = None
+    ) -> AgentResponse:
+        """Take the conversation's turn, and answer in it."""
         while True:
             found = await turn.take(wait_for_duplicate=asked.waits)
             if isinstance(found, Answered):
-                return self._registry.with_output(_answered_before(found, session), session.session_id)
+                return self._registry.with_output(await _answered_before(found, turn.session), turn.session.session_id)
             if found is None:
                 return await self._run(turn, asked.input, asked.metadata, strict=strict, report=report)
             try:
@@ -617,9 +631,10 @@ def _key(turn: Turn) -> str:
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
-def _answered_before(answered: Answered, session: AgentSession) -> AgentResponse:
+async def _answered_before(answered: Answered, session: AgentSession) -> AgentResponse:
     if answered.response is not None:
         return attrs.evolve(answered.response, duplicate=True)
+    await session.catch_up()  # whose agent it is now, no turn has found out
     return AgentResponse(
         content="", active_agent_name=session.active_agent_name, duplicate=True, stop_reason="not_stored"
     )

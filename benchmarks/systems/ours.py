@@ -55,7 +55,7 @@ class _Instant:
         if request.messages[-1].role is Role.TOOL:
             return EngineReply(text=ANSWER)
         self._calls += 1
-        return EngineReply(tool_calls=[ToolCall(id=f"call_{self._calls}", name=TOOL, args={"order": self._calls})])
+        return EngineReply(tool_calls=[ToolCall(id=f"asked_{self._calls}", name=TOOL, args={"order": self._calls})])
 
 
 class Chatflow(System):

@@ -125,6 +125,17 @@ class StoreBackend(BaseSessionStore, Storage):
                 del self._entering[place]
             _end_after(earlier, mine)
 
+    def session_at_hand(self, key: Key, default_agent: Agent) -> SessionContext | None:
+        """The running loop's object of the conversation *key*, unread: its next turn will see what is stored.
+
+        None where there is none yet, or somebody who has asked before is still waiting for one.
+        """
+        session = None if (asyncio.get_running_loop(), key) in self._entering else self._live.get(key)
+        if session is None or session.known is None or session.deleted:
+            return None
+        session.answer_with(default_agent)
+        return session
+
     async def session_of(self, key: Key) -> SessionContext | None:
         """The conversation *key* as the storage has it now, or None."""
         live, handed_out = self._live.get(key), self._live.all_of(key)

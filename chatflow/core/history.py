@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NoReturn, cast, overload
 
 from chatflow.core.messages import Message
@@ -59,8 +59,7 @@ class History(Sequence[Message]):
         return self._body[self._low + position - self._system_count]
 
     def __iter__(self) -> Iterator[Message]:
-        yield from islice(self._systems, self._system_count)
-        yield from islice(self._body, self._low, self._high)
+        return chain(islice(self._systems, self._system_count), islice(self._body, self._low, self._high))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History | list | tuple):

@@ -113,8 +113,9 @@ def _as_it_stands(history: Sequence[Message]) -> tuple[Message, ...] | None:
             if calls:
                 continue
         content = message.content
-        parts = content if role is Role.USER and isinstance(content, tuple) else ()
-        if _is_blank(content) or any(map(_is_blank_part, parts)):
+        if _is_blank(content):
+            return None
+        if role is Role.USER and isinstance(content, tuple) and any(map(_is_blank_part, content)):
             return None
     return None if calls else (*systems, *body)
 
@@ -269,4 +270,4 @@ def _is_blank_part(part: Part) -> bool:
 def _is_blank(content: Content) -> bool:
     if isinstance(content, tuple):
         return all(map(_is_blank_part, content))
-    return content is None or not content.strip()
+    return not content or content.isspace()

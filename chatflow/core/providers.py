@@ -131,11 +131,11 @@ class AgentRun:
 
     def split_history(self) -> tuple[list[Message], list[Message]]:
         """The session's history as it is now: what stood there before this turn, and what is the turn's own."""
-        before: list[Message] = []
-        own: list[Message] = []
-        for message in self.session.history:
-            (before if id(message) in self._earlier_ids else own).append(message)
-        return before, own
+        history, earlier = self.session.history, self._earlier_ids
+        return (
+            [message for message in history if id(message) in earlier],
+            [message for message in history if id(message) not in earlier],
+        )
 
 
 class RunContext:

@@ -91,6 +91,8 @@ class Turn:
         self.is_ending = False
         """Whether its commit, or the giving back of its row, is under way."""
         self.is_dropped = False
+        self.came_too_late: bool | None = None
+        """Whether the conversation was gone already when the turn first asked for its place; None before that."""
         self.turn_id: int | None = None
         self.attempt = 0
         self.journal: tuple[Entry, ...] = ()
@@ -254,6 +256,8 @@ class Turn:
         self._refuse_closing()
         await give_back(store)
         found = await store.queue_turn(ticket)
+        if self.came_too_late is None:
+            self.came_too_late = found is Lost.SESSION
         if isinstance(found, Place):
             self._note(found)
         return found

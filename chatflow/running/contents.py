@@ -80,10 +80,10 @@ class Contents:
 
     def _gone_on_with(self, turn: Sequence[Message], before: Sequence[Message]) -> tuple[int, int]:
         """How much of *turn* was said by the one that it goes on with, and where of *before* begins what came later."""
-        history, own = self.run.session.history, set(map(id, turn))
-        ids = list(map(id, history))
-        if not self.goes_on or id(self.run.input) not in ids:
+        ids = list(map(id, self.run.session.history)) if self.goes_on else []
+        if id(self.run.input) not in ids:
             return 0, len(before)
+        own = set(map(id, turn))
         gone_on_with = set(map(id, self.turn.working.base.history)) & own
         said = 1 + max(place for place, message in enumerate(turn) if id(message) in gone_on_with)
         after = set(ids[ids.index(id(self.run.input)) :])

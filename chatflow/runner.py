@@ -274,8 +274,9 @@ class Runner:
             try:
                 return await self._answer(turn, asked, report=report)
             except SessionDeletedError:
-                if not turn.came_too_late:
+                if turn.has_waited:
                     raise
+                # It was deleted before, by somebody else: this message begins it anew.
         session = await store.get_or_create(session_id, self.starting_agent)
         return await self._answer(self._turn(session, asked), asked, report=report)
 

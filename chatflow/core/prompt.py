@@ -112,12 +112,15 @@ def _as_it_stands(history: Sequence[Message]) -> tuple[Message, ...] | None:
                 ids.add(call.id)
             if calls:
                 continue
-        content = message.content
-        if _is_blank(content):
-            return None
-        if role is Role.USER and isinstance(content, tuple) and any(map(_is_blank_part, content)):
+        if _falls_short(message.content, role):
             return None
     return None if calls else (*systems, *body)
+
+
+def _falls_short(content: Content, role: Role) -> bool:
+    if role is Role.USER and isinstance(content, tuple):
+        return not content or any(map(_is_blank_part, content))
+    return _is_blank(content)
 
 
 def _answer_each(results: Sequence[ToolResult], calls: Sequence[ToolCall]) -> bool:

@@ -91,8 +91,8 @@ class Turn:
         self.is_ending = False
         """Whether its commit, or the giving back of its row, is under way."""
         self.is_dropped = False
-        self.came_too_late: bool | None = None
-        """Whether the conversation was gone already when the turn first asked for its place; None before that."""
+        self.has_waited = False
+        """Whether it has had a place in the line, or waited for its message's: a deletion from then on ends it."""
         self.turn_id: int | None = None
         self.attempt = 0
         self.journal: tuple[Entry, ...] = ()
@@ -256,8 +256,7 @@ class Turn:
         self._refuse_closing()
         await give_back(store)
         found = await store.queue_turn(ticket)
-        if self.came_too_late is None:
-            self.came_too_late = found is Lost.SESSION
+        self.has_waited = self.has_waited or isinstance(found, Place | InProgress)
         if isinstance(found, Place):
             self._note(found)
         return found

@@ -257,3 +257,29 @@ async def test_commit_of_a_deleted_message(store: StoreBackend) -> None:
     assert not await store.is_message_processed("m", session_id="s")
     with pytest.raises(SessionDeletedError):
         await outside(session.save())
+
+
+@by_all_ways
+async def test_before_the_next_message(store: StoreBackend, delete: Deletion) -> None:
+    """A message to a conversation that was deleted begins it anew, also where its session is at hand."""
+    runner = Runner(Agent("Support"), store, ScriptedEngine(["first", "second"]))
+    await runner.run_async("s", "hello")
+    before = await store.get("s")
+    assert before is not None
+    await delete(store)
+    assert (await runner.run_async("s", "again")).content == "second"
+    assert texts((await store.messages("s")).items) == ["again", "second"]
+    with pytest.raises(SessionDeletedError):
+        await before.add_message(user("lost"))
+
+
+@by_all_ways
+async def test_before_a_duplicate(store: StoreBackend, delete: Deletion) -> None:
+    """A message that was answered is known once its conversation is deleted, and its answer is not."""
+    handing_on = ScriptedEngine([ScriptedEngine.call("transfer_to_billing", reason="a bill"), "first"])
+    runner = Runner(Agent("Support", handoffs=[Agent("Billing")]), store, handing_on)
+    assert (await runner.run_async("s", "hello", message_id="m")).active_agent_name == "Billing"
+    await delete(store)
+    response = await runner.run_async("s", "hello", message_id="m")
+    assert (response.content, response.duplicate, response.stop_reason) == ("", True, "not_stored")
+    assert response.active_agent_name == "Support"

@@ -14,11 +14,13 @@ from benchmarks.themes.load import Load
 from benchmarks.themes.readers import Readers
 from benchmarks.themes.resources import Resources
 from benchmarks.themes.running import Running
+from benchmarks.themes.steps import Steps
 from benchmarks.themes.together import Together
 from benchmarks.themes.turn import Turn
 
 THEMES: Final[dict[str, Theme]] = {
     "turn": Turn(),
+    "steps": Steps(),
     "load": Load(),
     "together": Together(),
     "readers": Readers(),

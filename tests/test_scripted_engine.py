@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.events import ReasoningDelta, TextDelta
+from chatflow.core.memory import SessionStore
 from chatflow.core.messages import ImagePart, Message, Role, TextPart, ToolCall, ToolResult
 from chatflow.core.tools import tool
 from chatflow.engines import ScriptedEngine
 from chatflow.engines.scripted import last_result, user_text
 from chatflow.exceptions import EngineError, EngineRateLimitError
+from chatflow.runner import Runner
 
 SUPPORT = Agent("Support")
 BILLING = Agent("Billing")
@@ -97,6 +99,16 @@ async def test_ids_are_unique() -> None:
     calls = [found for _ in range(3) for found in (await engine.generate(request("?"))).tool_calls]
     assert len({found.id for found in calls} - {""}) == 4
     assert {(found.name, found.args["order_id"]) for found in calls} == {("look_up", "404")}
+
+
+async def test_ids_are_new_in_their_conversation() -> None:
+    """A call without an id gets none that stands in the conversation already, from an earlier process say."""
+    call = ScriptedEngine.call("look_up", order_id="404")
+    store = SessionStore()
+    for _ in range(2):
+        await Runner(Agent("Support"), store, ScriptedEngine([call, "Found."])).run_async("s", "Look it up.")
+    history = (await store.messages("s")).items
+    assert len({found.id for message in history for found in message.tool_calls}) == 2
 
 
 async def test_given_id() -> None:

@@ -79,8 +79,8 @@ class ScriptedEngine:
 
     A reply is text, a `ToolCall` or several, an `EngineReply`, an exception to raise, or a function of the
     `EngineRequest`, async or not, that returns one of these. A call whose id is empty gets one that is unique in this
-    engine. Rules remember nothing, so conversations may use one engine at the same time; fixed replies go to whoever
-    asks next.
+    engine and in what is sent of the conversation. Rules remember nothing, so conversations may use one engine at the
+    same time; fixed replies go to whoever asks next.
 
     Attributes:
         requests: All requests so far, in the order they came.
@@ -182,7 +182,7 @@ class ScriptedEngine:
             said = _checked(await made if inspect.isawaitable(made) else made, "a scripted function's reply")
             if _is_function(said):
                 raise TypeError("a scripted function must return a reply, not another function")
-        return self._reply(said)
+        return self._reply(said, request)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[ReplyPart]:
         """Reply as `generate` does, word by word.
@@ -211,18 +211,21 @@ class ScriptedEngine:
         answers = (rule.answer(request) for rule in self._rules)
         return next((answer for answer in answers if answer is not None), self._default)
 
-    def _reply(self, said: Reply) -> EngineReply:
+    def _reply(self, said: Reply, request: EngineRequest) -> EngineReply:
         if isinstance(said, BaseException | type):
             raise said
         if isinstance(said, str):
             return EngineReply(text=said, finish_reason="stop")
         if isinstance(said, EngineReply):
-            return attrs.evolve(said, tool_calls=self._with_ids(said.tool_calls))
+            return attrs.evolve(said, tool_calls=self._with_ids(said.tool_calls, request))
         calls = (said,) if isinstance(said, ToolCall) else said
-        return EngineReply(tool_calls=self._with_ids(calls), finish_reason="tool_calls")
+        return EngineReply(tool_calls=self._with_ids(calls, request), finish_reason="tool_calls")
 
-    def _with_ids(self, calls: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-        return tuple(call if call.id else attrs.evolve(call, id=f"call_{next(self._numbers)}") for call in calls)
+    def _with_ids(self, calls: Iterable[ToolCall], request: EngineRequest) -> tuple[ToolCall, ...]:
+        # An earlier process may have given its own: numbers begin anew with each engine.
+        given = {call.id for message in request.messages for call in message.tool_calls}
+        free = (id_ for id_ in map("call_{}".format, self._numbers) if id_ not in given)
+        return tuple(call if call.id else attrs.evolve(call, id=next(free)) for call in calls)
 
 
 def user_text(request: EngineRequest) -> str:

@@ -6,6 +6,7 @@
 #   make postgres                what every store promises, on a PostgreSQL server that it starts (CHATFLOW_TEST_POSTGRES names another)
 #   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table
 #   make lint, types, format     the gates; format mends what ruff can mend
+#   make docs                    the documentation as a site, into build/docs; a broken link is an error
 #   make bench                   beside other packages, in about ten minutes (ARGS="--themes turn load --scale 1 --seconds 1")
 #   make bench-micro             what single functions cost
 #   make clean                   away with .venv and all caches
@@ -24,7 +25,7 @@ export PIP_NO_INPUT := 1
 # What the caller's shell points to must not shadow what .venv holds.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test slow postgres faults lint format types bench bench-micro clean
+.PHONY: demo test slow postgres faults lint format types docs bench bench-micro clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 # Two installations in one environment at the same time would spoil it.
@@ -57,6 +58,10 @@ format: $(VENV)/.has-lint
 types: $(VENV)/.has-typing
 	$(RUN) mypy chatflow tests conftest.py benchmarks $(SCRIPTS)
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+docs: $(VENV)/.has-docs
+	$(RUN) sphinx -W --keep-going -E -q docs build/docs
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/.has-bench $(PEERS)/.has-bench-peers
 	$(RUN) benchmarks $(ARGS)

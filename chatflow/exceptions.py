@@ -1,41 +1,43 @@
 """Every error chatflow raises, in one tree.
 
-ChatflowError
-├── UnstorableValueError        a value that would not come back equal (also a TypeError)
-├── SessionError
-│   ├── SessionNotFoundError        (also a LookupError)
-│   ├── SessionDeletedError
-│   ├── SessionConflictError
-│   ├── SessionFormatError
-│   ├── SessionStateError
-│   ├── SessionKeyError             (also a KeyError)
-│   ├── CorruptSessionError
-│   ├── UnmatchedToolResultError
-│   ├── ApprovalNotFoundError       (also a LookupError)
-│   ├── ApprovalDecidedError
-│   └── TurnInsideTurnError
-├── MessageError
-│   ├── MessageInProgressError
-│   ├── MessageMismatchError
-│   └── MessageDeadError
-├── StoreError
-│   ├── StoreClosedError
-│   ├── StoreBusyError
-│   ├── StoreFormatError
-│   ├── StoreOwnerRequiredError
-│   └── StoreScopeError
-├── EngineError
-│   ├── EngineRateLimitError
-│   ├── EngineTimeoutError
-│   ├── EngineAuthenticationError
-│   ├── EngineBadRequestError
-│   │   ├── ContextWindowError
-│   │   └── ServiceSessionLostError
-│   ├── EngineUnavailableError
-│   └── EngineOutputError
-├── ToolError
-│   └── ToolArgumentError
-└── HandoffError
+::
+
+    ChatflowError
+    ├── UnstorableValueError        a value that would not come back equal (also a TypeError)
+    ├── SessionError
+    │   ├── SessionNotFoundError        (also a LookupError)
+    │   ├── SessionDeletedError
+    │   ├── SessionConflictError
+    │   ├── SessionFormatError
+    │   ├── SessionStateError
+    │   ├── SessionKeyError             (also a KeyError)
+    │   ├── CorruptSessionError
+    │   ├── UnmatchedToolResultError
+    │   ├── ApprovalNotFoundError       (also a LookupError)
+    │   ├── ApprovalDecidedError
+    │   └── TurnInsideTurnError
+    ├── MessageError
+    │   ├── MessageInProgressError
+    │   ├── MessageMismatchError
+    │   └── MessageDeadError
+    ├── StoreError
+    │   ├── StoreClosedError
+    │   ├── StoreBusyError
+    │   ├── StoreFormatError
+    │   ├── StoreOwnerRequiredError
+    │   └── StoreScopeError
+    ├── EngineError
+    │   ├── EngineRateLimitError
+    │   ├── EngineTimeoutError
+    │   ├── EngineAuthenticationError
+    │   ├── EngineBadRequestError
+    │   │   ├── ContextWindowError
+    │   │   └── ServiceSessionLostError
+    │   ├── EngineUnavailableError
+    │   └── EngineOutputError
+    ├── ToolError
+    │   └── ToolArgumentError
+    └── HandoffError
 
 An error takes facts, says what happened, to which session and what to do, and keeps the facts as attributes.
 One module for all of them, which is why it is long: a reader looks an error up in one place.

@@ -98,7 +98,7 @@ BASES = (SessionError, MessageError, StoreError, EngineError, ToolError, Chatflo
 
 def drawn_tree() -> dict[str, str]:
     """Each error in the tree that the module's docstring draws, and the one it hangs from."""
-    lines = re.findall(r"^([│├└─ ]*)(\w+Error)\b", exceptions.__doc__ or "", re.MULTILINE)
+    lines = re.findall(r"^    ([│├└─ ]*)(\w+Error)\b", exceptions.__doc__ or "", re.MULTILINE)
     path: list[str] = []
     parents = {}
     for indent, name in lines:

@@ -21,22 +21,13 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from chatflow import EngineUnavailableError, Runner, ScriptedEngine
+from tests.examples.running import EXAMPLES, environment
 
-EXAMPLES: Final = Path(__file__).parent.parent / "examples"
 TAKES_LONGER: Final = pytest.mark.timeout(240)  # the demo itself waits for its server for up to a minute
 RESTART: Final = "  -------- the server was stopped and started again --------"
 KILL: Final = "  -------- the server was killed while a tool was at work, and started again --------"
 AT_MOST: Final = 30
 """Seconds that a test waits for the bot: where pytest's own limit ends it, anyio's plugin waits on for ever."""
-
-
-def environment() -> dict[str, str]:
-    """That of the tests, in which no model is named and the package is found even where it is not installed."""
-    unset = {"MODEL", "CHAT_DB", "VERIFY_TOKEN"}
-    paths = [str(EXAMPLES.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {key: value for key, value in os.environ.items() if key not in unset} | {
-        "PYTHONPATH": os.pathsep.join(paths)
-    }
 
 
 @pytest.fixture

@@ -54,6 +54,11 @@ def blocks_of(page: str) -> Iterator[Block]:
         yield Block(language, text, page.count("\n", 0, found.start()) + 2)
 
 
+def texts_of(page: str, language: str) -> list[str]:
+    """What stands in the blocks of a page that are in that language."""
+    return [block.text for block in blocks_of(page) if block.language == language]
+
+
 async def run(block: Block, path: Path, names: dict[str, Any]) -> None:
     """Run a python block, which may await where it stands, with *names* for its globals."""
     tree = ast.increment_lineno(ast.parse(block.text, str(path)), block.line - 1)

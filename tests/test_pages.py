@@ -23,10 +23,7 @@ import_module("chatflow.postgres")
 
 ELSEWHERE: Final = {
     "docs/cli.md": "cli/test_page.py",  # its console is held at a terminal
-    "docs/engines.md": "test_engines_page.py",
     "docs/sessions.md": "test_sessions_page.py",
-    "docs/concepts.md": "test_readme.py",
-    "docs/tools.md": "test_tools_page.py",
 }
 """Pages whose samples a test of their own runs."""
 
@@ -39,13 +36,18 @@ def fence(fence: BlockBuster) -> BlockBuster:
 
 
 @pytest.fixture
-async def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, Any]]:
-    """What a page's hidden blocks find: *model*, a server that says what it is told to instead of OpenAI; *stack*."""
+async def names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> AsyncIterator[dict[str, Any]]:
+    """What a page's hidden blocks find.
+
+    *model* is a server that says what it is told to instead of OpenAI; *stack* is left when the page has ended.
+    """
     monkeypatch.chdir(tmp_path)
     async with model_server() as model, AsyncExitStack() as stack:
         monkeypatch.setenv("OPENAI_BASE_URL", model.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
-        yield {"__name__": "page", "model": model, "stack": stack}
+        yield {"__name__": "page", "model": model, "stack": stack, "capsys": capsys}
         if "litellm" in sys.modules:  # its clients outlive each call, and the loop
             await sys.modules["litellm"].close_litellm_async_clients()
 

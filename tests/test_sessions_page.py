@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import attrs
 import pytest
 from blockbuster import BlockBuster
 
 import chatflow
 from chatflow import Agent, Runner, ScriptedEngine, SessionStore
+from tests.pages import ROOT, blocks_of, run, texts_of
 from tests.responses_server import responses_server
-from tests.test_readme import blocks
 
-ROOT: Final = Path(__file__).parent.parent
-PAGE: Final = (ROOT / "docs" / "sessions.md").read_text()
+PAGE: Final = ROOT / "docs" / "sessions.md"
 DOCUMENT: Final = (
     "session = agent.create_session()",
     'first = await agent.run("My name is Alice.", session=session)',
@@ -38,14 +35,6 @@ def fence(fence: BlockBuster) -> BlockBuster:
     """Lets two stats through: litellm looks for certificates when it makes its first client."""
     fence.functions["os.stat"].can_block_in("litellm/llms/custom_httpx/http_handler.py", {"get_ssl_configuration"})
     return fence
-
-
-async def run(source: str, names: dict[str, Any]) -> None:
-    """Run *source*, which may await where it stands, with *names* for its globals."""
-    code = compile(source, "docs/sessions.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    found = eval(code, names)
-    if inspect.isawaitable(found):
-        await found
 
 
 async def test_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,10 +58,12 @@ async def test_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
             "json": json,
             "Path": Path,
         }
-        for block in blocks(PAGE, "python"):
-            if "runner.for_owner" in block:
+        for block in blocks_of(PAGE.read_text()):
+            if "runner.for_owner" in block.text:
                 names["agent"] = agent
-            await run(block.replace("<service-conversation-id>", theirs), names)
+            if block.language == "python":
+                text = block.text.replace("<service-conversation-id>", theirs)
+                await run(attrs.evolve(block, text=text), PAGE, names)
         printed = capsys.readouterr().out.splitlines()[-1].removeprefix("Hello, Alice.")
         assert server.chained == [None, printed, theirs]
     assert names["first"].content == "Hello, Alice."
@@ -87,11 +78,4 @@ async def test_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize("sample", DOCUMENT)
 def test_shows_the_samples(sample: str) -> None:
     """The page shows each sample of the documentation as it stands there."""
-    assert sample in "\n".join(blocks(PAGE, "python"))
-
-
-def test_names_what_is_there() -> None:
-    """Every file that the page links to is there."""
-    linked = re.findall(r"\]\((?!https?://)([^)#]+)(?:#[\w-]+)?\)", PAGE)
-    assert linked
-    assert all((ROOT / "docs" / path).exists() for path in linked)
+    assert sample in "\n".join(texts_of(PAGE.read_text(), "python"))

@@ -15,10 +15,10 @@ from tests.cli.page import make_files
 from tests.cli.processes import ROOT
 from tests.cli.terminal import CTRL_D, at_terminal
 from tests.cli.test_start import commands
-from tests.test_readme import blocks
+from tests.pages import texts_of
 
 PAGE: Final = ROOT / "docs" / "cli.md"
-CHAT, *CONSOLES = blocks(PAGE.read_text(encoding="utf-8"), "console")
+CHAT, *CONSOLES = texts_of(PAGE.read_text(encoding="utf-8"), "console")
 
 _SPINNER: Final = re.compile(r"[\u2800-\u28ff] \.\.\.")
 
@@ -26,11 +26,10 @@ _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{6})?(Z|\+00
 
 
 def settled(text: str) -> str:
-    """The text with all moments, ages and drawn ids the same."""
+    """The text with all moments and ages the same."""
     text = _MOMENT.sub(
         lambda found: "2026-03-01 10:00:00Z" if found[2] == "Z" else "2026-03-01T10:00:00.000000+00:00", text
     )
-    text = re.sub(r"call [0-9a-f]{9}$", "call 5f0c2d81a", text, flags=re.MULTILINE)
     return re.sub(r"\t\d+s\t", "\t0s\t", text)
 
 

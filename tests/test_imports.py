@@ -31,6 +31,14 @@ MAY_IMPORT: Final = {
     "chatflow.sqlite": ("chatflow.core", "chatflow.exceptions", "chatflow.sqlite"),
     "chatflow.postgres": ("chatflow.core", "chatflow.exceptions", "chatflow.postgres"),
     "chatflow.engines": ("chatflow.core", "chatflow.exceptions", "chatflow.engines"),
+    "chatflow.adapters": (
+        "chatflow.core",
+        "chatflow.exceptions",
+        "chatflow.engines",
+        "chatflow.runner",
+        "chatflow.running",
+        "chatflow.adapters",
+    ),
 }
 """What of ours each part may import. What is not in it runs turns, and may import all parts but the storage."""
 
@@ -157,6 +165,15 @@ def test_testing_is_an_extra() -> None:
     """Only what tests are written with imports itself, and what it needs."""
     for name in (TESTING, "pytest", "hypothesis", "blockbuster"):
         assert {is_within(importer, TESTING) for importer, _ in importers(name)} == {True}
+
+
+def test_adapters_are_extras() -> None:
+    """Only the command imports an adapter, and only an adapter the package that it is for."""
+    found = {importer for importer, _ in importers("chatflow.adapters")}
+    assert all(is_within(each, "chatflow.adapters") or is_within(each, "chatflow.cli") for each in found)
+    web = {"chatflow.adapters.starlette", "chatflow.adapters.fastapi"}
+    for package, expected in (("agents", {"chatflow.adapters.openai_agents"}), ("starlette", web), ("fastapi", web)):
+        assert {importer for importer, _ in importers(package)} <= expected
 
 
 def test_sqlite_is_in_one_module() -> None:

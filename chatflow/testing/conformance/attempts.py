@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 import anyio
 import anyio.lowlevel
 import attrs
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from chatflow.core.agent import Agent
@@ -189,6 +190,11 @@ def scripts(draw: st.DrawFn) -> list[Reply]:
         replies.append(calls)
     return [*replies, "done"]
 
+
+UNTIMED: Final = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+"""How long an example takes says more about the machine than about the store. Each has conversations of its own."""
 
 plans: Final = st.lists(
     st.builds(Break, st.integers(1, 14), st.integers(0, 4), st.sampled_from(KINDS)), min_size=1, max_size=4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatflow.core.agent import Agent
@@ -18,6 +18,7 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionDeletedError, StoreError
 from chatflow.runner import Runner
 from chatflow.running.compacting import Compactor
+from chatflow.testing.conformance.attempts import UNTIMED
 from chatflow.testing.conformance.conftest import OpenStore, Restart
 from chatflow.testing.conformance.conversation import outside, stored, system, texts
 
@@ -216,7 +217,7 @@ async def test_rollback_past_a_summary(open_store: OpenStore) -> None:
     limit=st.none() | st.integers(3, 12),
     failing=st.sets(st.integers(0, 9)),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(UNTIMED, max_examples=25)
 async def test_nothing_is_lost(
     open_store: OpenStore, max_turns: int, keep_turns: int | None, limit: int | None, failing: set[int]
 ) -> None:

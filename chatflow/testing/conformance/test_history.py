@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import attrs
 import pytest
 
 from chatflow.core.messages import Message, Role, ToolResult
@@ -250,6 +251,27 @@ async def test_history_is_a_snapshot(open_store: OpenStore) -> None:
     await session.clear_history()
     for history in (taken, inside):
         assert texts(history) == ["be brief", "one", "one!", "two", "two!"]
+
+
+async def test_what_was_handed_out_stays(open_store: OpenStore) -> None:
+    """A conversation that the storage has handed out stays as it was, whatever is committed later."""
+    store = open_store(default_max_turns=1)
+    session = await store.get_or_create("s", SUPPORT, {"channel": "web"})
+    handed_out: list[tuple[Any, Any]] = []
+
+    def shown(snapshot: Any) -> dict[str, Any]:
+        return attrs.asdict(
+            attrs.evolve(snapshot, history=list(snapshot.history), metadata={**snapshot.metadata}), recurse=False
+        ) | {"state": {**snapshot.state}}
+
+    for number in range(3):
+        found = await store.load_session(session.key, None)
+        handed_out.append((found, shown(found)))
+        session.state["number"] = number
+        await say(session, str(number))
+        await store.get_or_create("s", SUPPORT, {"number": number})
+    await session.clear_history()
+    assert [shown(found) for found, _ in handed_out] == [before for _, before in handed_out]
 
 
 async def test_history_can_not_be_assigned(store: BaseSessionStore) -> None:

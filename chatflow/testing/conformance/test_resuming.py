@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
@@ -20,6 +20,7 @@ from chatflow.exceptions import MessageDeadError, MessageMismatchError, SessionC
 from chatflow.runner import Runner
 from chatflow.testing.conformance.attempts import (
     KINDS,
+    UNTIMED,
     Attempts,
     Break,
     Broken,
@@ -59,7 +60,7 @@ async def outcome(
 
 
 @given(replies=scripts(), plan=plans)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(UNTIMED, max_examples=60)
 async def test_broken_off_anywhere(store: StoreBackend, replies: list[Reply], plan: list[Break]) -> None:
     """However often a turn is broken off, wherever and however, it comes to what it would have come to at once."""
     wanted, whole, _ = await outcome(store, replies, [])

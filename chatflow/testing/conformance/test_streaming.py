@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
@@ -26,7 +26,7 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreClosedError
 from chatflow.runner import Runner
 from chatflow.running.stream import RunStream
-from chatflow.testing.conformance.attempts import Attempts, Break, Reply, Script, plans, said, scripts
+from chatflow.testing.conformance.attempts import UNTIMED, Attempts, Break, Reply, Script, plans, said, scripts
 from chatflow.testing.conformance.conftest import Restart
 from chatflow.testing.conformance.conversation import BILLING, outside, stored, texts, until
 from chatflow.testing.conformance.stepping import CANCELLERS, MOMENTS, Canceller, Moment, Steps
@@ -179,7 +179,7 @@ async def outcome(
 
 
 @given(replies=scripts(), plan=plans)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(UNTIMED, max_examples=40)
 async def test_commits_what_a_run_would(store: StoreBackend, replies: list[Reply], plan: list[Break]) -> None:
     """A streamed turn, however often it is broken off, comes to what a run would have come to at once."""
     wanted = await outcome(store, replies, [], streams=False)

@@ -7,6 +7,8 @@
 #   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table
 #   make lint, types, format     the gates; format mends what ruff can mend
 #   make docs                    the documentation as a site, into build/docs; a broken link is an error
+#   make picture                 docs/pictures/chat.svg anew: a real conversation at a terminal, killed and gone on with
+#   make dist                    wheel and sdist in dist/, looked at, and installed and run in an environment of their own
 #   make bench                   beside other packages, in about ten minutes (ARGS="--themes turn load --scale 1 --seconds 1")
 #   make bench-micro             what single functions cost
 #   make clean                   away with .venv and all caches
@@ -25,7 +27,7 @@ export PIP_NO_INPUT := 1
 # What the caller's shell points to must not shadow what .venv holds.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test slow postgres faults lint format types docs bench bench-micro clean
+.PHONY: demo test slow postgres faults lint format types docs picture dist bench bench-micro clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 # Two installations in one environment at the same time would spoil it.
@@ -62,6 +64,15 @@ types: $(VENV)/.has-typing
 docs: $(VENV)/.has-docs
 	$(RUN) sphinx -W --keep-going -E -q docs build/docs
 	@echo "build/docs/index.html"
+
+picture: $(VENV)/.has-picture
+	$(VENV)/bin/python docs/pictures/record.py
+
+dist: $(VENV)/.has-dist
+	rm -rf dist
+	$(RUN) build --outdir dist
+	$(RUN) twine check --strict dist/*
+	$(RUN) tests.packages
 
 bench: $(VENV)/.has-bench $(PEERS)/.has-bench-peers
 	$(RUN) benchmarks $(ARGS)

@@ -32,7 +32,10 @@ _NAMED: Final = re.compile(r"`([\w.-]+/[\w./-]*)`")
 
 
 PROGRAM, WEBHOOK = texts_of(README, "python")
-NAMED_PATHS: Final = sorted({*_LINKED.findall(README), *_NAMED.findall(README)})
+PAGES: Final = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")}
+NAMED_PATHS: Final = sorted(
+    (page, path) for page, text in PAGES.items() for path in {*_LINKED.findall(text), *_NAMED.findall(text)}
+)
 
 
 def test_program_is_short() -> None:
@@ -91,15 +94,15 @@ async def test_webhook() -> None:
     assert said == [("conversation-7", "hello")]
 
 
-@pytest.mark.parametrize("path", NAMED_PATHS)
-def test_paths(path: str) -> None:
-    """Every path that the README names is there."""
+@pytest.mark.parametrize(("page", "path"), NAMED_PATHS)
+def test_paths(page: str, path: str) -> None:
+    """Every path that the README and the pages beside it name is there."""
     assert (ROOT / path).exists()
 
 
 def test_commands() -> None:
-    """Every command of the README is one of the Makefile's."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    commands = re.findall(r"^make (\w+)", "".join(texts_of(README, "sh")), re.MULTILINE)
-    assert commands == ["demo", "test"]
-    assert set(commands) <= targets
+    """The README has two commands, and each that a page names is one of the Makefile's."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert re.findall(r"^make (\w+)", "".join(texts_of(README, "sh")), re.MULTILINE) == ["demo", "test"]
+    commands = set(re.findall(r"(?:^|`)make ([\w-]+)", "\n".join(PAGES.values()), re.MULTILINE))
+    assert commands <= targets, commands - targets

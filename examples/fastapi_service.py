@@ -38,6 +38,7 @@ from chatflow import (
     ToolStarted,
     tool,
 )
+from chatflow.adapters.fastapi import CurrentRunner, lifespan
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(name)s: %(message)s")
 logger = logging.getLogger("fastapi_service")
@@ -80,15 +81,15 @@ runner = Runner(support, store, engine)
 
 
 @contextlib.asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, TaskGroup]]:
-    """Finish what a killed server has left, and in the end what this one has begun."""
-    async with store, runner.working(), anyio.create_task_group() as tasks:
-        if isinstance(engine, LiteLLMEngine):
-            await engine.warm_up()
+async def answering(app: FastAPI) -> AsyncIterator[dict[str, TaskGroup]]:
+    """Where turns run, which outlive their requests. A server that stops gives them ten seconds to end."""
+    if isinstance(engine, LiteLLMEngine):
+        await engine.warm_up()
+    async with anyio.create_task_group() as tasks:
         yield {"tasks": tasks}
 
 
-app = FastAPI(lifespan=lifespan)
+app = FastAPI(lifespan=lifespan(runner, own=answering))  # also finishes what a killed server has left
 
 
 class Inbound(BaseModel):
@@ -98,12 +99,12 @@ class Inbound(BaseModel):
     text: str
 
 
-def runner_of(user: Annotated[str, Header(alias="X-User", min_length=1)]) -> Runner:
+def runner_of_user(runner: CurrentRunner, user: Annotated[str, Header(alias="X-User", min_length=1)]) -> Runner:
     """The runner over one user's conversations. The header stands for your log-in: take the user from that."""
     return runner.for_owner(user)
 
 
-Users = Annotated[Runner, Depends(runner_of)]
+UserRunner = Annotated[Runner, Depends(runner_of_user)]
 
 
 async def answer(stream: RunStream, told: MemoryObjectSendStream[ServerSentEvent]) -> None:
@@ -137,7 +138,7 @@ async def answer(stream: RunStream, told: MemoryObjectSendStream[ServerSentEvent
 
 
 @app.post("/messages", response_class=EventSourceResponse)
-async def say(message: Inbound, runner: Users, request: Request) -> AsyncIterator[ServerSentEvent]:
+async def say(message: Inbound, runner: UserRunner, request: Request) -> AsyncIterator[ServerSentEvent]:
     """Answer a message: pieces of text as they come, and at last ``done`` with all of it, which is stored by then."""
     told, events = anyio.create_memory_object_stream[ServerSentEvent](math.inf)
     tasks: TaskGroup = request.state.tasks
@@ -148,7 +149,7 @@ async def say(message: Inbound, runner: Users, request: Request) -> AsyncIterato
 
 
 @app.get("/messages")
-async def conversation(runner: Users) -> list[dict[str, str]]:
+async def conversation(runner: UserRunner) -> list[dict[str, str]]:
     """What user and agents have said."""
     session = await runner.get_session(CONVERSATION)
     history = () if session is None else session.history

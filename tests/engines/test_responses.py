@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -28,7 +27,8 @@ from chatflow.core.prompt import AWAITING
 from chatflow.core.tools import Tool
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.common_form import INVALID_ARGUMENTS_KEY
-from tests.model_server import DISCONNECT, HANG, Status, error
+from tests.engines.failing import FAILURES, KEY, QUESTION, Failure, fails
+from tests.model_server import HANG, Status, error
 from tests.responses_server import (
     ResponsesServer,
     Unheard,
@@ -40,9 +40,6 @@ from tests.responses_server import (
     reasoning,
     user,
 )
-
-KEY = "sk-the-key"
-QUESTION = "the secret question"
 
 
 def look_up(order_id: str) -> str:
@@ -414,30 +411,17 @@ async def test_busy_conversation(server: ResponsesServer, engine: LiteLLMEngine)
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
-FAILURES: list[tuple[Any, type[exceptions.EngineError], int | None]] = [
-    (error(429, f"{KEY} {QUESTION}", code="rate_limit_exceeded"), exceptions.EngineRateLimitError, 429),
-    (error(429, f"{KEY} {QUESTION}"), exceptions.EngineRateLimitError, 429),
-    (error(500, f"{KEY} {QUESTION}"), exceptions.EngineUnavailableError, 500),
-    (error(503, f"{KEY} {QUESTION}"), exceptions.EngineUnavailableError, 503),
-    (error(408, f"{KEY} {QUESTION}"), exceptions.EngineTimeoutError, 408),
-    (error(401, f"Incorrect API key provided: {KEY}"), exceptions.EngineAuthenticationError, 401),
-    (error(403, f"{KEY} {QUESTION}"), exceptions.EngineAuthenticationError, 403),
-    (error(404, f"no model {KEY} {QUESTION}"), exceptions.EngineBadRequestError, 404),
-    (error(400, f"{KEY} {QUESTION}", code=QUESTION), exceptions.EngineBadRequestError, 400),
-    (error(413, f"{KEY} {QUESTION}"), exceptions.EngineBadRequestError, 413),
-    (error(422, f"{KEY} {QUESTION}"), exceptions.EngineBadRequestError, 422),
+OWN_FAILURES: Final[tuple[Failure, ...]] = (
     (
         error(400, "Your input exceeds the context window of this model.", code="context_length_exceeded"),
         exceptions.ContextWindowError,
         400,
     ),
-    (Status(200, b"{nope"), exceptions.EngineUnavailableError, None),
     (Status(200, {"output": None}), exceptions.EngineUnavailableError, None),
-    (DISCONNECT, exceptions.EngineUnavailableError, None),
-]
+)
 
 
-@pytest.mark.parametrize(("answer", "kind", "status"), FAILURES)
+@pytest.mark.parametrize(("answer", "kind", "status"), [*FAILURES, *OWN_FAILURES])
 async def test_failures(
     server: ResponsesServer,
     engine: LiteLLMEngine,
@@ -449,15 +433,7 @@ async def test_failures(
 ) -> None:
     """Each failure is one request and an error of its kind, and neither shows nor logs the key or the prompt."""
     server.script(answer, "never said")
-    with caplog.at_level(logging.INFO), pytest.raises(exceptions.EngineError) as caught:
-        await engine.generate(request(session=server.new_conversation()))
-    assert type(caught.value) is kind
-    assert (caught.value.status, caught.value.model) == (status, "openai/test")
-    assert isinstance(caught.value.__context__, Exception)
-    assert len(server.requests) == 1
-    told = f"{caught.value} {caplog.text} {capsys.readouterr()}"
-    assert KEY not in told
-    assert QUESTION not in told
+    await fails(engine.generate(request(session=server.new_conversation())), server, kind, status, caplog, capsys)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.failures import retry_after
 from chatflow.engines.trying import LONGEST_WAIT, Trying, may_pass
+from tests.engines.failing import KEY, QUESTION
 from tests.model_server import DISCONNECT, HANG, Partly, Status, error
 from tests.responses_server import ResponsesServer, Unheard, assistant, user
 
-KEY: Final = "sk-the-key"
-QUESTION: Final = "the secret question"
 BUSY: Final = error(429, f"{KEY} {QUESTION}")
 DOWN: Final = error(503, f"{KEY} {QUESTION}")
 

@@ -20,6 +20,7 @@ from chatflow.core.messages import MODEL_KEY, Message, Role
 from chatflow.engines import LiteLLMEngine
 from chatflow.engines.arguments import Asked
 from chatflow.engines.litellm_stream import ResponsePieces
+from tests.engines.failing import KEY, QUESTION
 from tests.model_server import (
     DISCONNECT,
     DRIP,
@@ -35,8 +36,6 @@ from tests.model_server import (
 )
 from tests.responses_server import ResponsesServer, calls, message, reasoning
 
-KEY: Final = "sk-the-key"
-QUESTION: Final = "the secret question"
 TEXT: Final = "It is on its way."
 CALLS: Final = (("c1", "look_up", '{"order_id": "404"}'), ("c2", "look_up", '{"order_id": '), ("c3", "look_up", ""))
 

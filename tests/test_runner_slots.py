@@ -16,7 +16,7 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import TurnInsideTurnError
 from chatflow.runner import Runner
 from chatflow.running.slots import TurnSlots, give_back_slots
-from chatflow.testing.conformance.conversation import PausingEngine
+from chatflow.testing.conformance.conversation import Crowd, PausingEngine
 from tests.runs import results, session_of, texts
 
 CALL = ScriptedEngine.call
@@ -25,22 +25,12 @@ CALL = ScriptedEngine.call
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_turns_at_once(limit: int) -> None:
     """At most max_concurrent_turns turns run at once, and all get their answer."""
-    running = most = 0
-
-    async def answer(request: EngineRequest) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        running -= 1
-        return "answer"
-
-    runner = Runner(Agent("Support"), engine=ScriptedEngine(default=answer), max_concurrent_turns=limit)
+    crowd = Crowd()
+    runner = Runner(Agent("Support"), engine=ScriptedEngine(default=crowd.answer), max_concurrent_turns=limit)
     async with anyio.create_task_group() as group:
         for number in range(8):
             group.start_soon(runner.run_async, f"s{number}", "hi")
-    assert most == limit
+    assert crowd.most == limit
     assert [texts(await session_of(runner, f"s{number}")) for number in range(8)] == [["hi", "answer"]] * 8
 
 
@@ -311,7 +301,7 @@ async def test_runs_started_after_the_one_around_them() -> None:
     """Runs that were left behind and start only after the run around them has ended take a slot each."""
     outer, left_behind = Agent("Outer"), set[asyncio.Task[Any]]()
     ended = anyio.Event()
-    running = most = 0
+    crowd = Crowd()
 
     async def run_later(session_id: str) -> AgentResponse:
         await ended.wait()
@@ -322,21 +312,12 @@ async def test_runs_started_after_the_one_around_them() -> None:
         left_behind.update(asyncio.create_task(run_later(name)) for name in "abc")
         return "started"
 
-    async def answer(request: EngineRequest) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        running -= 1
-        return "answer"
-
-    engine = ScriptedEngine([CALL("start"), "outer answer"], default=answer)
+    engine = ScriptedEngine([CALL("start"), "outer answer"], default=crowd.answer)
     runner: Runner = Runner(outer, engine=engine, max_concurrent_turns=1)
     await runner.run_async("s", "hi")
     ended.set()
     assert [(await task).content for task in left_behind] == ["answer"] * 3
-    assert most == 1
+    assert crowd.most == 1
 
 
 async def test_run_of_the_same_conversation_inside_a_tool() -> None:

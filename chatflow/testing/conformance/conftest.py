@@ -121,8 +121,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(store: StoreBackend) -> Clock:
     """The store's clock."""
-    clock = Clock()
-    monkeypatch.setattr(store, "clock", clock)
+    store.clock = clock = Clock()
     return clock

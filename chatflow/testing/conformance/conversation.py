@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
@@ -33,6 +34,22 @@ class PausingEngine:
         self.asked.set()
         await self.go_on.wait()
         return EngineReply(text="answer")
+
+
+class Crowd:
+    """Answers slowly, and notes how many were asked at the same time: *most*."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+
+    async def answer(self, request: EngineRequest) -> str:
+        """What a `ScriptedEngine` says."""
+        self._now += 1
+        self.most = max(self.most, self._now)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        self._now -= 1
+        return "answer"
 
 
 def user(text: str) -> Message:

@@ -24,6 +24,7 @@ from chatflow.exceptions import (
     StoreError,
 )
 from chatflow.runner import Runner
+from chatflow.testing import Faults
 from chatflow.testing.conformance.conftest import Clock, Restart
 from chatflow.testing.conformance.conversation import SUPPORT, PausingEngine, outside, queued, texts, user
 from chatflow.testing.conformance.stepping import CANCELLERS, MOMENTS, Moment
@@ -450,18 +451,13 @@ async def test_its_doer_is_cancelled_at_any_step(store: StoreBackend, canceller:
             break
 
 
-async def test_storage_fails_while_it_is_done_first(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_storage_fails_while_it_is_done_first(store: StoreBackend) -> None:
     """Where the storage fails, whoever does an accepted message first is told of it, and the message waits."""
-    runner, commit = runner_on(store, "first!", "first!", "second!"), store.commit_turn
+    runner = runner_on(store, "first!", "first!", "second!")
     await runner.accept("s", "first", message_id="m")
-
-    async def fail(*_: Any) -> Any:
-        raise StoreError("the disk is full", store=store.name)
-
-    monkeypatch.setattr(store, "commit_turn", fail)
+    Faults(store).before("commit_turn", StoreError("the disk is full", store=store.name))
     with pytest.raises(StoreError):
         await runner.run_async("s", "second")
-    monkeypatch.setattr(store, "commit_turn", commit)
     assert (await runner.run_async("s", "second")).content == "second!"
     assert await said(store) == ["first", "first!", "second", "second!"]
 

@@ -597,10 +597,10 @@ async def test_rolled_back_before_the_decision(store: StoreBackend) -> None:
     assert till.paid == [5]
 
 
-async def test_rolled_back_and_forgotten(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rolled_back_and_forgotten(open_store: OpenStore) -> None:
     """Once a decision is forgotten, a call that a rollback has opened again can be decided about anew."""
-    store, clock = open_store(dedup_ttl_hours=1), Clock()
-    monkeypatch.setattr(store, "clock", clock)
+    store = open_store(dedup_ttl_hours=1)
+    store.clock = clock = Clock()
     till = Till(refunds(5))
     runner = Runner(till.agent, store)
     (call,) = (await runner.run_async("s", "refund it")).awaiting_approval
@@ -742,10 +742,10 @@ async def test_answered_by_hand(store: StoreBackend) -> None:
     await refused(runner, call.id)
 
 
-async def test_answer_forgotten(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_forgotten(open_store: OpenStore) -> None:
     """Once the answer to a decision is forgotten, making it again is an error, and runs nothing."""
-    store, clock = open_store(dedup_ttl_hours=1), Clock()
-    monkeypatch.setattr(store, "clock", clock)
+    store = open_store(dedup_ttl_hours=1)
+    store.clock = clock = Clock()
     till = Till(refunds(5))
     runner = Runner(till.agent, store)
     (call,) = (await runner.run_async("s", "refund it")).awaiting_approval

@@ -16,12 +16,13 @@ import pytest
 from chatflow.core.backend import StoreBackend
 from chatflow.core.engine import EngineReply, EngineRequest
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Claim, Commit, Committed, Key, Lost
+from chatflow.core.records import Claim
 from chatflow.core.session import SessionContext
 from chatflow.core.turn import Turn
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreClosedError
 from chatflow.runner import Runner
+from chatflow.testing import Faults
 from chatflow.testing.conformance.conftest import OpenStore, Restart
 from chatflow.testing.conformance.conversation import SUPPORT, outside, queued, texts, until, user
 
@@ -204,20 +205,17 @@ async def test_new_turns(store: StoreBackend) -> None:
         turn.end.set()
 
 
-async def test_turn_that_begins_just_then(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_that_begins_just_then(store: StoreBackend) -> None:
     """A turn that is given its place in the moment in which the store begins to close is refused, and leaves it."""
     session = await store.get_or_create("s", SUPPORT)
     placed, go_on = asyncio.Event(), asyncio.Event()
-    queue_turn = store.queue_turn
 
-    async def slowly(ticket: Any) -> Any:
-        place = await queue_turn(ticket)
+    async def wait() -> None:
         placed.set()
         await go_on.wait()
-        return place
 
     turn = await held(store, "t")
-    monkeypatch.setattr(store, "queue_turn", slowly)
+    Faults(store).after("queue_turn", wait)
     beginning = asyncio.create_task(outside(session.add_message(user("new"))))
     await placed.wait()
     async with closing(store):
@@ -361,17 +359,15 @@ async def test_end_of_a_block_that_was_cancelled(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("grace", [0, 1000])
-async def test_commit_under_way(grace: float, store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_under_way(grace: float, store: StoreBackend) -> None:
     """A turn that has ended and whose commit is on its way to the storage is waited for, past the grace too."""
     arrived, go_on = asyncio.Event(), asyncio.Event()
-    commit_turn = store.commit_turn
 
-    async def slowly(commit: Commit, key: Key) -> Committed | Lost:
+    async def wait() -> None:
         arrived.set()
         await go_on.wait()
-        return await commit_turn(commit, key)
 
-    monkeypatch.setattr(store, "commit_turn", slowly)
+    Faults(store).before("commit_turn", wait)
     session = await store.get_or_create("s", SUPPORT)
     committing = asyncio.create_task(outside(session.add_message(user("hello"))))
     await arrived.wait()

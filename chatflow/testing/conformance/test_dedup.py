@@ -133,10 +133,10 @@ async def test_forgotten_after_ttl(store: StoreBackend, clock: Clock) -> None:
     assert await store.is_message_processed("m")
 
 
-async def test_own_ttl(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_ttl(open_store: OpenStore) -> None:
     """A store remembers ids for as long as it was told to, fractions of an hour included."""
-    store, clock = open_store(dedup_ttl_hours=0.5), Clock()
-    monkeypatch.setattr(store, "clock", clock)
+    store = open_store(dedup_ttl_hours=0.5)
+    store.clock = clock = Clock()
     await store.mark_message_processed("m")
     clock.passes(minutes=30)
     assert await store.is_message_processed("m")

@@ -18,6 +18,7 @@ from chatflow.core.tools import ToolContext
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import MessageDeadError, MessageMismatchError, SessionConflictError, StoreError
 from chatflow.runner import Runner
+from chatflow.testing import Faults
 from chatflow.testing.conformance.attempts import (
     KINDS,
     UNTIMED,
@@ -583,17 +584,11 @@ def results_of(messages: Sequence[Any]) -> list[ToolResult]:
     return [result for message in messages for result in message.tool_results]
 
 
-async def test_journal_that_cannot_be_written(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_that_cannot_be_written(store: StoreBackend) -> None:
     """No tool runs whose call could not be noted; and one whose result could not be is answered as interrupted."""
     shop = Shop()
-    runner, write, failing = Runner(shop.agent, store), store.write_journal, iter([True, False, True])
-
-    async def fail_at_times(*arguments: Any, **details: Any) -> Any:
-        if next(failing, False):
-            raise StoreError("the disk is full", store=store.name)
-        return await write(*arguments, **details)
-
-    monkeypatch.setattr(store, "write_journal", fail_at_times)
+    runner, full = Runner(shop.agent, store), StoreError("the disk is full", store=store.name)
+    Faults(store).before("write_journal", full, None, full)
     with pytest.raises(StoreError):
         await runner.run_async("s", "hi", message_id="m")
     assert shop.begun == []

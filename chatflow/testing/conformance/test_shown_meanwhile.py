@@ -9,13 +9,14 @@ import pytest
 
 from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import AgentResponse
-from chatflow.core.records import Claim, Commit, Committed, Key, Leaving, Left, Lost, NewSession
+from chatflow.core.records import Claim, NewSession
 from chatflow.core.session import AgentSession
 from chatflow.core.turn import Turn
 from chatflow.core.values import FrozenDict
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionConflictError
 from chatflow.runner import Runner
+from chatflow.testing import Faults
 from chatflow.testing.conformance.conversation import SUPPORT, model, outside, say, texts, user
 from chatflow.testing.conformance.places import take_away
 
@@ -60,35 +61,6 @@ async def merged(store: StoreBackend) -> AgentSession:
     return await outside(store.get_or_create("s", SUPPORT, {"channel": "web"}))
 
 
-def after_commit(
-    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
-) -> None:
-    """Let *happens* be once the next commit is durable, and before the turn it is of has heard so."""
-    commit_turn = store.commit_turn
-
-    async def commit(commit: Commit, key: Key) -> Committed | Lost:
-        monkeypatch.setattr(store, "commit_turn", commit_turn)
-        committed = await commit_turn(commit, key)
-        await happens()
-        return committed
-
-    monkeypatch.setattr(store, "commit_turn", commit)
-
-
-def before_commit(
-    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[object]]
-) -> None:
-    """Let *happens* be before the next commit is written."""
-    commit_turn = store.commit_turn
-
-    async def commit(commit: Commit, key: Key) -> Committed | Lost:
-        monkeypatch.setattr(store, "commit_turn", commit_turn)
-        await happens()
-        return await commit_turn(commit, key)
-
-    monkeypatch.setattr(store, "commit_turn", commit)
-
-
 # --- metadata that was merged beside a turn ---
 
 
@@ -124,22 +96,22 @@ async def test_merged_beside_an_idle_answer(store: StoreBackend) -> None:
     await history_is(store, "and now?")
 
 
-async def test_merged_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_merged_before_a_commit_is_told(store: StoreBackend) -> None:
     """A message is stored after a turn whose commit was not back yet when metadata was merged."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["seen"] = True
-    after_commit(store, monkeypatch, lambda: merged(store))
+    Faults(store).after("commit_turn", lambda: merged(store))
     await session.save()
     await session.add_message(user("hello"))
     await history_is(store, "hello")
     assert (session.state, session.metadata) == ({"seen": True}, {"channel": "web"})
 
 
-async def test_read_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_before_a_commit_is_told(store: StoreBackend) -> None:
     """A message is stored after a turn whose commit was read before it was back."""
     session = await store.get_or_create("s", SUPPORT)
     session.state["seen"] = True
-    after_commit(store, monkeypatch, lambda: outside(store.get("s")))
+    Faults(store).after("commit_turn", lambda: outside(store.get("s")))
     await session.save()
     await session.add_message(user("hello"))
     await history_is(store, "hello")
@@ -163,11 +135,11 @@ async def test_rollback_in_turn_after_metadata_merged(store: StoreBackend) -> No
     assert session.metadata == {"channel": "web"}
 
 
-async def test_rollback_over_merged_metadata(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rollback_over_merged_metadata(store: StoreBackend) -> None:
     """A rollback is refused that would undo the merging of metadata beside the task's own operation."""
     session = await store.get_or_create("s", SUPPORT)
     token = session.checkpoint()
-    before_commit(store, monkeypatch, lambda: store.create_session(session.key, MERGED))
+    Faults(store).before("commit_turn", lambda: store.create_session(session.key, MERGED))
     await session.add_message(user("hello"))
     with pytest.raises(SessionConflictError):
         await session.rollback_to(token)
@@ -191,18 +163,16 @@ async def test_overtaken_idle_turn(store: StoreBackend, do: Idle) -> None:
     await history_is(store, "before", "before!", "theirs", "mine")
 
 
-async def test_others_commit_before_a_commit_is_told(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_commit_before_a_commit_is_told(store: StoreBackend) -> None:
     """What was committed after a turn and before its own commit was back stays when the next turn commits."""
     session = await store.get_or_create("s", SUPPORT)
-    after_commit(store, monkeypatch, lambda: outside(say(session, "theirs")))
+    Faults(store).after("commit_turn", lambda: outside(say(session, "theirs")))
     await session.add_message(user("first"))
     await session.add_message(user("mine"))
     await history_is(store, "first", "theirs", "theirs!", "mine")
 
 
-async def test_others_commit_read_before_a_commit_is_told(
-    store: StoreBackend, second: StoreBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_others_commit_read_before_a_commit_is_told(store: StoreBackend, second: StoreBackend) -> None:
     """What another store has committed and this one has read before its own commit was back stays likewise."""
     session = await store.get_or_create("s", SUPPORT)
 
@@ -210,38 +180,28 @@ async def test_others_commit_read_before_a_commit_is_told(
         await say(await second.get_or_create("s", SUPPORT), "theirs")
         await store.get("s")
 
-    after_commit(store, monkeypatch, lambda: outside(happens()))
+    Faults(store).after("commit_turn", lambda: outside(happens()))
     await session.add_message(user("first"))
     await session.add_message(user("mine"))
     await history_is(store, "first", "theirs", "theirs!", "mine")
 
 
-async def test_rollback_over_others_commit(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rollback_over_others_commit(store: StoreBackend) -> None:
     """A rollback is refused that would undo what others committed before the task's own commit was back."""
     session = await store.get_or_create("s", SUPPORT)
     token = session.checkpoint()
-    after_commit(store, monkeypatch, lambda: outside(say(session, "theirs")))
+    Faults(store).after("commit_turn", lambda: outside(say(session, "theirs")))
     await session.add_message(user("first"))
     with pytest.raises(SessionConflictError):
         await session.rollback_to(token)
     await history_is(store, "first", "theirs", "theirs!")
 
 
-async def test_rollback_over_others_commit_beside_an_idle_turn(
-    store: StoreBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rollback_over_others_commit_beside_an_idle_turn(store: StoreBackend) -> None:
     """A rollback is refused that would undo what others committed while an own turn changed nothing."""
     session = await store.get_or_create("s", SUPPORT)
     token = session.checkpoint()
-    leave_turn = store.leave_turn
-
-    async def leave(leaving: Leaving) -> Left:
-        monkeypatch.setattr(store, "leave_turn", leave_turn)
-        left = await leave_turn(leaving)
-        await outside(say(session, "theirs"))
-        return left
-
-    monkeypatch.setattr(store, "leave_turn", leave)
+    Faults(store).after("leave_turn", lambda: outside(say(session, "theirs")))
     await session.save()
     with pytest.raises(SessionConflictError):
         await session.rollback_to(token)

@@ -19,8 +19,9 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import EngineRateLimitError, SessionConflictError, StoreError
 from chatflow.runner import Runner
 from chatflow.running.worker import delay
+from chatflow.testing import Faults
 from chatflow.testing.conformance.conftest import Clock, Restart
-from chatflow.testing.conformance.conversation import SUPPORT, PausingEngine, outside, texts, until, user
+from chatflow.testing.conformance.conversation import SUPPORT, Crowd, PausingEngine, outside, texts, until, user
 from chatflow.testing.conformance.work import Heard, lose_all, nothing_left, states
 
 CALL = ScriptedEngine.call
@@ -100,25 +101,15 @@ async def test_conversations_at_once(store: StoreBackend) -> None:
 
 async def test_no_more_at_once_than_allowed(store: StoreBackend) -> None:
     """No more turns run at once than max_concurrent_turns, those that are awaited included."""
-    running = most = 0
-
-    async def answer(request: EngineRequest) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        running -= 1
-        return "answer"
-
-    runner, heard = Runner(Agent("Support"), store, ScriptedEngine(default=answer), max_concurrent_turns=2), Heard()
+    crowd, heard = Crowd(), Heard()
+    runner = Runner(Agent("Support"), store, ScriptedEngine(default=crowd.answer), max_concurrent_turns=2)
     for number in range(6):
         await accept(runner, "hi", session_id=f"s{number}")
     async with runner.working(heard), anyio.create_task_group() as group:
         for number in range(3):
             group.start_soon(runner.run_async, f"awaited {number}", "hi")
         await heard.of(6)
-    assert most <= 2
+    assert crowd.most <= 2
 
 
 async def test_two_workers(store: StoreBackend) -> None:
@@ -743,17 +734,16 @@ async def test_end_while_it_takes(store: StoreBackend, monkeypatch: pytest.Monke
     assert sorted(heard.answers) == [("a", "1!"), ("c", "1!")]
 
 
-async def test_taken_in_the_last_moment(store: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_taken_in_the_last_moment(store: StoreBackend) -> None:
     """What is taken while the worker ends is not begun, and given back."""
-    runner, heard, take, taking, go_on = echoing(store), Heard(), store.take_work, anyio.Event(), anyio.Event()
+    runner, heard, taking, go_on = echoing(store), Heard(), anyio.Event(), anyio.Event()
 
-    async def take_late(*arguments: Any, **options: Any) -> Any:
+    async def wait() -> None:
         taking.set()
         await go_on.wait()
-        return await take(*arguments, **options)
 
     await accept(runner, "1")
-    monkeypatch.setattr(store, "take_work", take_late)
+    Faults(store).before("take_work", wait)
     async with anyio.create_task_group() as group, runner.working(heard):
         await taking.wait()
 

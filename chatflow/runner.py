@@ -510,7 +510,8 @@ class Runner:
         It does the work of all owners, with one worker for them together.
 
         Raises:
-            StoreClosedError: The store is closed.
+            StoreClosedError: The store is closed. Or, logged at once and raised at the end, it was opened before this
+                process was forked.
             StoreScopeError: This is one owner's runner.
         """
         self.session_store.refuse_owners("working()")

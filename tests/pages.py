@@ -1,7 +1,7 @@
 """Runs a page of the documentation as one program: its samples, in order, in one event loop.
 
-- A ``python`` block runs with what the blocks before it have left. It may await where it stands, and is cancelled with
-  the page. One that begins with a comment that names a file, such as ``# bot.py``, is written to that file instead.
+- A ``python`` block runs with what the blocks before it have left. It may await where it stands. One that begins with
+  a comment that names a file, such as ``# bot.py``, is written to that file instead.
 - A ``text`` block is all that was printed since the last one.
 - A ``console`` block is what a shell shows: after each ``$`` a command, which runs, and then what it prints.
 - ``<!-- python`` ... ``-->`` is a block that readers don't see: what a sample needs, and what is to be true after it.

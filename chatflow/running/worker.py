@@ -99,6 +99,7 @@ class Worker:
         self._doing: Final = doing
         self._on_response: Final = on_response
         self._stopping = False
+        self._refused: StoreClosedError | None = None
         self._sleeping: Final[set[anyio.CancelScope]] = set()
         self._busy = 0
         self._taken: Final[dict[int, Work]] = {}
@@ -124,21 +125,26 @@ class Worker:
             self._waiter.wake()
 
     async def _run(self) -> None:
-        store = self._doing.store
         try:
-            with store.beats.watching_all(self._doing.lease_seconds), store.line.waiting_for_work() as waiter:
-                self._waiter = waiter
-                async with anyio.create_task_group() as group:
-                    while not self._stopping:
-                        await waiter.wait(await self._look(group))
-                    # Not before the last look has ended, which would take anew what they give back.
-                    for scope in self._sleeping:
-                        scope.cancel()
+            await self._work()
         except Exception:
             logger.exception("no more work is done: the worker has failed")
             raise
         finally:
             await self._give_back()
+
+    async def _work(self) -> None:
+        store = self._doing.store
+        with store.beats.watching_all(self._doing.lease_seconds), store.line.waiting_for_work() as waiter:
+            self._waiter = waiter
+            async with anyio.create_task_group() as group:
+                while not self._stopping:
+                    await waiter.wait(await self._look(group))
+                # Not before the last look has ended, which would take anew what they give back.
+                for scope in self._sleeping:
+                    scope.cancel()
+        if self._refused is not None:
+            raise self._refused
 
     async def _look(self, group: TaskGroup) -> float:
         """Take what can be taken, and start it; the seconds until the next look."""
@@ -147,8 +153,10 @@ class Worker:
         try:
             if free > 0:
                 await finish(self._take(free, found))
-        except StoreClosedError:
+        except StoreClosedError as error:
             self._stopping = True
+            if not self._doing.store.is_closing:
+                self._refused = error  # opened before this process was forked: nobody may think that work is done here
         except StoreError as error:
             logger.warning("no work can be taken for now: %s", error)
             return _LOOK_AFTER_FAULT

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import traceback
 from pathlib import Path
 
+import anyio
 import pytest
 
 from chatflow.core.holder import new_holder
@@ -182,7 +184,7 @@ async def test_held_for_a_moment(path: Path, open_store: OpenStore) -> None:
         assert other.heard() == "done"
 
 
-def test_forked(path: Path) -> None:
+def test_forked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is forked refuses its parent's store, uses one of its own, and the parent goes on."""
 
     async def refused(store: SQLiteSessionStore) -> str:
@@ -192,9 +194,19 @@ def test_forked(path: Path) -> None:
             return str(error)
         return "not refused"
 
+    async def worked(store: SQLiteSessionStore, logged: list[logging.LogRecord]) -> None:
+        async with Runner(SUPPORT, store).working():
+            with anyio.fail_after(20):  # the parent's time limit does not end this process
+                await until(lambda: bool(logged))
+
     async def in_child(store: SQLiteSessionStore, memory: SQLiteSessionStore) -> None:
         assert "before this process was forked" in await refused(store)
         assert "before this process was forked" in await refused(memory)
+        logged: list[logging.LogRecord] = []
+        monkeypatch.setattr(logging.getLogger("chatflow.runner"), "handle", logged.append)
+        with pytest.raises(StoreClosedError, match="before this process was forked"):
+            await worked(store, logged)
+        assert logged[0].getMessage() == "no more work is done: the worker has failed"
         await store.aclose()
         await memory.aclose()
         async with SQLiteSessionStore(path) as own:

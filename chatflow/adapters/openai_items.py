@@ -49,18 +49,21 @@ def to_items(messages: Sequence[Message]) -> list[Item]:
 def latest(history: History, limit: int | None) -> list[Item]:
     """The items of the last whole turns, *limit* at most, or of the last turn alone if it has more.
 
-    Turns that a call and its result join stay together. Without a *limit* it is all of the history.
+    Turns that a call and its result join stay together, and so does what stands before the first turn, where there is
+    none. Without a *limit* it is all of the history, and nothing with 0.
     """
+    if limit == 0:
+        return []
     each = _items_of_each([*history])
     left = sum(map(len, each))
     if limit is not None and left > limit:
         window = Window()
         for message in history:
             window.add(message)
-        starts = [history.system_count + cut for cut in window.cuts()] if limit else []
+        starts = [history.system_count + cut for cut in window.cuts()] or [0]
         before = [0, *accumulate(map(len, each))]
         fitting = [start for start in starts if left - before[start] <= limit] or starts[-1:]
-        each = each[fitting[0] :] if fitting else []
+        each = each[fitting[0] :]
     return [item for items in each for item in items]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+import httpx
 from agents import (
     Agent,
     GuardrailFunctionOutput,
@@ -15,8 +16,9 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from agents.memory import Session
+from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel, assistant_message, function_call
+from openai import AsyncOpenAI
 from openai.types.responses import ResponseFunctionWebSearch, ResponseReasoningItem
 from openai.types.responses.response_function_web_search import ActionSearch
 
@@ -193,7 +195,28 @@ async def lists_of_items(session: Session) -> list[Any]:
     return inputs(script)
 
 
+async def compacted(session: Session) -> list[Any]:
+    """The SDK's compaction puts one item in the place of all that was said; then another run."""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "abc"}
+        usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+        details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        response = {"id": "resp_1", "object": "response.compaction", "created_at": 0, "output": [compaction]}
+        return httpx.Response(200, json={**response, "usage": {**usage, **details}})
+
+    script = model(said("one"), said("two"))
+    transport = httpx.MockTransport(respond)
+    async with AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(transport=transport)) as client:
+        wrapped = OpenAIResponsesCompactionSession("conversation-7", session, client=client)
+        await Runner.run(Agent(name="Support", model=script), "first", session=wrapped)
+        await wrapped.run_compaction({"force": True, "compaction_mode": "input"})
+        await Runner.run(Agent(name="Support", model=script), "second", session=wrapped)
+    return inputs(script)
+
+
 SCENARIOS: Final[tuple[Run, ...]] = (
+    compacted,
     several_turns,
     parallel_calls,
     handoff,

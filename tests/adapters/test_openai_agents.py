@@ -134,6 +134,14 @@ async def test_limit(store: BaseSessionStore) -> None:
     assert texts(inputs(script)[0]) == ["two", "2", "three"]
 
 
+async def test_no_turn_yet(store: BaseSessionStore) -> None:
+    """Where no user has spoken yet, what stands there stays together, whatever the limit."""
+    session = ChatflowSession("conversation-7", store)
+    await session.add_items([answer("Welcome!"), CALL, OUTPUT])
+    assert await session.get_items(limit=1) == [answer("Welcome!"), CALL, OUTPUT]
+    assert await session.get_items(limit=0) == []
+
+
 async def test_nothing_is_made_by_looking(store: BaseSessionStore) -> None:
     """A conversation that is only looked at, or that nothing is added to, is not created."""
     session = ChatflowSession("conversation-7", store)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 from agents.memory import SessionSettings
-from anyio.lowlevel import checkpoint as yield_once
 
 from chatflow.adapters.openai_items import latest, to_items, to_messages
 from chatflow.core.agent import Agent
@@ -158,8 +157,5 @@ class ChatflowSession:
 
     async def _caught_up(self) -> SessionContext:
         session = self._session
-        if session.member_turn is None:
-            await session.catch_up()
-        else:
-            await yield_once()
+        await session.catch_up()
         return session

@@ -164,6 +164,27 @@ def test_calls_of_before() -> None:
     assert result.tool_results == (ToolResult(tool_call_id="", name="check", content="here"),)
 
 
+def test_what_is_said_twice() -> None:
+    """Calls come before a ``function_call`` beside them, and a result's own name before its call's."""
+    function = {"name": "of before", "arguments": "{}"}
+    asks, result = from_litellm(
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call("call_1")], "function_call": function},
+            {"role": "tool", "tool_call_id": "call_1", "name": "mine", "content": "here"},
+        ]
+    )
+    assert [each.name for each in asks.tool_calls] == ["check"]
+    assert result.tool_results[0].name == "mine"
+
+
+def test_a_model_that_answers_in_parts() -> None:
+    """A model's answer may be parts too, as those who keep caches write it."""
+    parts = [{"type": "text", "text": "In "}, {"type": "text", "text": "transit."}]
+    [answer] = from_litellm([{"role": "assistant", "content": parts}])
+    assert answer.content == (TextPart("In "), TextPart("transit."))
+    assert answer.text == "In transit."
+
+
 def test_signed_ids() -> None:
     """A signature that litellm has written into a call's id is no part of it, in call and result alike."""
     messages: list[Any] = [
@@ -188,6 +209,10 @@ def test_thoughts_go_back() -> None:
     assert to_litellm(found, model="anthropic/claude-sonnet-4-5")[1]["thinking_blocks"] == thinking
     assert "thinking_blocks" not in to_litellm(found, model="openai/gpt-4o")[1]
     assert "thinking_blocks" not in to_litellm(from_litellm(messages), model="anthropic/claude-sonnet-4-5")[1]
+    # Only the model tells the servers apart that speak OpenAI's language.
+    local = from_litellm(messages, model="openai/qwen3")
+    assert "thinking_blocks" in to_litellm(local, model="openai/qwen3")[1]
+    assert "thinking_blocks" not in to_litellm(local, model="openai/gpt-4o")[1]
     assert to_litellm(found) == messages
 
 

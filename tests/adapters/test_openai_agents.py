@@ -250,6 +250,13 @@ async def test_a_turn_is_atomic(store: BaseSessionStore) -> None:
     assert len(await other.get_items()) == 4
 
 
+async def test_a_lease() -> None:
+    """A turn's lease is the caller's to say."""
+    session = ChatflowSession("conversation-7", SessionStore())
+    with pytest.raises(ValueError, match="lease_seconds"):
+        session.turn(lease_seconds=0)
+
+
 async def test_a_streamed_turn(store: BaseSessionStore) -> None:
     """A streamed run that is left in the middle of its turn leaves no trace."""
     session = ChatflowSession("conversation-7", store)

@@ -206,8 +206,9 @@ async def compacted(session: Session) -> list[Any]:
         return httpx.Response(200, json={**response, "usage": {**usage, **details}})
 
     script = model(said("one"), said("two"))
-    transport = httpx.MockTransport(respond)
-    async with AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(transport=transport)) as client:
+    # The types of openai's client name the successor of httpx that it comes with, and httpx will do.
+    http: Any = httpx.AsyncClient(transport=httpx.MockTransport(respond))
+    async with AsyncOpenAI(api_key="none", http_client=http) as client:
         wrapped = OpenAIResponsesCompactionSession("conversation-7", session, client=client)
         await Runner.run(Agent(name="Support", model=script), "first", session=wrapped)
         await wrapped.run_compaction({"force": True, "compaction_mode": "input"})

@@ -14,6 +14,8 @@ project = "chatflow"
 version = release = chatflow.__version__
 html_title = f"chatflow {release}"
 
+autodoc_mock_imports = ["agents", "fastapi", "starlette"]  # named by the adapters, and not needed to read their docstrings
+
 extensions = ["myst_parser", "sphinx_external_toc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 external_toc_path = "_toc.yml"

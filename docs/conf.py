@@ -14,7 +14,7 @@ project = "chatflow"
 version = release = chatflow.__version__
 html_title = f"chatflow {release}"
 
-autodoc_mock_imports = ["agents", "fastapi", "starlette"]  # named by the adapters, and not needed to read their docstrings
+autodoc_mock_imports = ["agents", "fastapi", "starlette"]  # what the adapters are for: docstrings are read without
 
 extensions = ["myst_parser", "sphinx_external_toc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 

@@ -13,6 +13,7 @@ from chatflow.sqlite import (
     answers,
     aside,
     contents,
+    copying,
     database,
     diagnosis,
     erasing,
@@ -53,6 +54,9 @@ ON_OPENING_AND_CLOSING: Final = {
     "_OBJECTS": {"SCAN sqlite_master"},
     "_COLUMNS": {"SCAN pragma_table_info VIRTUAL TABLE INDEX 0:", "USE TEMP B-TREE FOR ORDER BY"},
     "_REFERRING": {"SCAN master", "SCAN reference VIRTUAL TABLE INDEX 0:"},
+    # Two rows, and how much a copy has to do.
+    "HIGHEST_NUMBERS": {"SCAN CONSTANT ROW", "SCAN sqlite_sequence"},
+    "COUNT_SESSIONS": {"SCAN chatflow_sessions USING COVERING INDEX sqlite_autoindex_chatflow_sessions_1"},
     # An upgrade reads every row once.
     "_OLD_SESSIONS": {"SCAN chatflow_agent_sessions", "USE TEMP B-TREE FOR ORDER BY"},
     "_COUNT_DELETED": {"SCAN chatflow_agent_messages USING COVERING INDEX idx_chatflow_messages_session"},
@@ -67,7 +71,7 @@ def all_statements() -> dict[str, str]:
         for module in (
             *(statements, turn_statements, rows, database, schema, contents, upgrade),
             *(answers, aside, diagnosis, examination, journals, mending, turn_diagnosis, turn_mending),
-            *(erasing, exporting, retention),
+            *(erasing, exporting, retention, copying),
         )
         for name, value in vars(module).items()
         if isinstance(value, str) and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", value)

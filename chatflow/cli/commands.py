@@ -7,6 +7,7 @@ import click
 from chatflow import __version__
 from chatflow.cli.app import Commands
 from chatflow.cli.chat import chat
+from chatflow.cli.copying import copy
 from chatflow.cli.importing import import_
 from chatflow.cli.sessions import sessions
 from chatflow.cli.turns import turns
@@ -22,5 +23,5 @@ def chatflow() -> None:
     """
 
 
-for command in (chat, sessions, turns, check, repair, upgrade, import_):
+for command in (chat, sessions, turns, check, repair, upgrade, import_, copy):
     chatflow.add_command(command)

@@ -14,9 +14,14 @@ from chatflow.sqlite.store import SQLiteSessionStore
 
 def to_read(db: str) -> SQLiteSessionStore:
     """A store on a file that is there, which changes nothing in it."""
+    return SQLiteSessionStore(read_only(existing(db)))
+
+
+def read_only(path: Path) -> str:
+    """The address of a file in which nothing can change."""
     # As it was named, since errors name it so; two slashes in front would begin a host's name.
-    name = re.sub("^/+", "/", str(existing(db)))
-    return SQLiteSessionStore(f"file:{quote(name, errors='surrogateescape')}?mode=ro")
+    name = re.sub("^/+", "/", str(path))
+    return f"file:{quote(name, errors='surrogateescape')}?mode=ro"
 
 
 def to_change(db: str) -> SQLiteSessionStore:

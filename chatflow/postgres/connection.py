@@ -300,6 +300,13 @@ def is_undefined(error: BaseException | None) -> bool:
     return isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName)
 
 
+def refused_value(error: BaseException | None) -> str | None:
+    """Why the server can't keep a value that it was given; None for an error of another kind."""
+    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(("22", "23", "54")):
+        return error.diag.message_primary or type(error).__name__
+    return None
+
+
 _ADVICE: Final[dict[str, str]] = {
     "53100": "make room on the server's disk and try again",
     "53200": "the server lacks memory; look at its settings, then try again",

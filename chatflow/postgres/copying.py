@@ -1,0 +1,200 @@
+"""Writing a copy of another store, a slice at a time, and comparing with it: keys and numbers are those of the other.
+
+A schema holds one copy and nothing else. Once it is used it is no copy any more, and is not written again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, LiteralString
+
+import attrs
+
+from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice
+from chatflow.exceptions import StoreError, shorten
+from chatflow.postgres import copy_statements as statements
+from chatflow.postgres.connection import Step, Transaction, locate, refused_value
+from chatflow.postgres.database import Database, open_database, release_database
+from chatflow.postgres.turns import release, release_the_gone
+
+_HELD: Final[dict[Kind, dict[str, LiteralString]]] = {
+    Kind.CONVERSATIONS: {
+        "chatflow_sessions": statements.HELD_SESSIONS,
+        "chatflow_messages": statements.HELD_MESSAGES,
+        "chatflow_turns": statements.HELD_TURNS,
+        "chatflow_journal": statements.HELD_JOURNALS,
+    },
+    Kind.MESSAGE_IDS: {"chatflow_processed_messages": statements.HELD_IDS},
+    Kind.SET_ASIDE: {"chatflow_set_aside": statements.HELD_SET_ASIDE},
+}
+_OTHERS: Final[dict[Kind, LiteralString]] = {
+    Kind.CONVERSATIONS: statements.OTHER_SESSIONS,
+    Kind.MESSAGE_IDS: statements.OTHER_IDS,
+    Kind.SET_ASIDE: statements.OTHER_SET_ASIDE,
+}
+_DELETE: Final[dict[Kind, LiteralString]] = {
+    Kind.CONVERSATIONS: statements.DELETE_SESSIONS,
+    Kind.MESSAGE_IDS: statements.DELETE_IDS,
+    Kind.SET_ASIDE: statements.DELETE_SET_ASIDE,
+}
+_INSERT: Final[dict[str, LiteralString]] = {
+    "chatflow_sessions": statements.INSERT_SESSIONS,
+    "chatflow_messages": statements.INSERT_MESSAGES,
+    "chatflow_turns": statements.INSERT_TURNS,
+    "chatflow_journal": statements.INSERT_JOURNALS,
+    "chatflow_processed_messages": statements.INSERT_IDS,
+    "chatflow_set_aside": statements.INSERT_SET_ASIDE,
+}
+
+_CONNECTIONS: Final = 1
+_LAST: Final = 2**63 - 1
+_NAMED: Final = 100
+"""Others that are told of at most, of a slice."""
+
+
+@attrs.frozen
+class Held:
+    """What a copy has of a slice: the *items* with its keys, and whose others there are (owners and session ids)."""
+
+    items: dict[Any, Item]
+    others: list[tuple[str, str]]
+
+
+@attrs.frozen
+class Copy:
+    """A copy of another store in a schema of its own."""
+
+    _database: Database
+
+    @property
+    def name(self) -> str:
+        """Its address, without the password."""
+        return self._database.address.name
+
+    async def begin(self, source: str, numbers: Numbers) -> None:
+        """Take the schema for a copy of *source*, which has given out *numbers*, or go on with one.
+
+        Raises:
+            StoreError: Something else is in it, or the copy was used; it was left untouched.
+        """
+        noted = await self._database.write(partial(self._note, source, numbers))
+        # After the note has committed: sequences know no transaction, and one that is above the note was used.
+        await self._database.ask(statements.RAISE_NUMBERS, **attrs.asdict(numbers) | noted)
+
+    async def _note(self, source: str, numbers: Numbers, transaction: Transaction) -> dict[str, int]:
+        ((text, is_filled, version, turn_id),) = await transaction.ask(statements.LOOK)
+        if text is not None:
+            note = json.loads(text)
+            if note["source"] != source:
+                raise self._refused(f"holds a copy of {note['source']}, and this is {source}")
+            if version > note["version"] or turn_id > note["turn_id"]:
+                raise self._refused("was used since it was copied, which another copy would undo")
+        elif is_filled:
+            raise self._refused("holds what no copy has brought there")
+        noted = {"version": max(version, numbers.version), "turn_id": max(turn_id, numbers.turn_id)}
+        await transaction.change(statements.NOTE_COPY, note=json.dumps({"source": source, **noted}))
+        return noted
+
+    def _refused(self, reason: str) -> StoreError:
+        return StoreError(
+            f"store {self.name!r} {reason}; it was left untouched: name a schema that is new, or drop this one",
+            store=self.name,
+        )
+
+    async def read(self, part: Slice) -> Held:
+        """What there is of a slice."""
+        return await self._database.read(partial(_read, part))
+
+    async def write(self, part: Slice, changed: Collection[Any]) -> None:
+        """Write *changed* items of a slice anew, and delete what the other store has not got of it.
+
+        Raises:
+            StoreError: The server can't keep one of them, which is named; those before it may have been written.
+        """
+        try:
+            await self._database.write(partial(_write, part, changed))
+        except StoreError as error:
+            reason = refused_value(error.__cause__)
+            if reason is None:
+                raise
+            if len(changed) > 1:
+                for key in changed:
+                    await self.write(part, (key,))
+                return
+            (item,) = (part.items[key] for key in changed)
+            whose = f" of owner {shorten(item.owner)}" if item.owner else ""
+            raise StoreError(
+                f"session {shorten(item.session_id)}{whose} can't be kept by PostgreSQL: {reason};"
+                " `chatflow check` says whether it is damaged, and `chatflow repair` mends what is",
+                store=self.name,
+            ) from error
+
+
+async def _read(part: Slice, transaction: Transaction) -> Held:
+    asked = _asked(part, part.items)
+    held = _HELD[part.kind]
+    *found, others = await transaction.ask_all(
+        *(Step(statement, asked) for statement in held.values()),
+        Step(_OTHERS[part.kind], {**asked, "limit": _NAMED}),
+    )
+    if part.kind is Kind.MESSAGE_IDS:
+        found = [[(row[:3], *row) for row in found[0]]]
+    rows: dict[Any, dict[str, list[Row]]] = {}
+    for table, lines in zip(held, found, strict=True):
+        for key, *row in lines:
+            rows.setdefault(key, {each: [] for each in held})[table].append(tuple(row))
+    names = {key: (item.owner, item.session_id) for key, item in part.items.items()}
+    return Held({key: Item(*names[key], each) for key, each in rows.items()}, [(each[0], each[1]) for each in others])
+
+
+async def _write(part: Slice, changed: Collection[Any], transaction: Transaction) -> None:
+    items = [part.items[key] for key in changed]
+    stay = part.items.keys() - set(changed)
+    versions = [row[_VERSION] for item in items for row in item.rows.get("chatflow_sessions", ())]
+    await transaction.change(_DELETE[part.kind], **_asked(part, stay), versions=versions)
+    for table in _HELD[part.kind]:
+        rows = [row for item in items for row in item.rows[table]]
+        if rows:
+            columns = map(list, zip(*rows, strict=True))
+            await transaction.change(_INSERT[table], **dict(zip(COLUMNS[table], columns, strict=True)))
+
+
+_VERSION: Final = COLUMNS["chatflow_sessions"].index("version")
+
+
+def _asked(part: Slice, keys: Collection[Any]) -> dict[str, Any]:
+    """The bounds of a slice, and some of its keys, as parameters."""
+    if part.kind is not Kind.MESSAGE_IDS:
+        return {"after": part.after, "last": _LAST if part.last is None else part.last, "keys": list(keys)}
+    owners, session_ids, message_ids = map(list, zip(*keys, strict=True)) if keys else ([], [], [])
+    after, last = part.after, part.last or ("", "", "")
+    return {
+        "after_owner": after[0],
+        "after_session_id": after[1],
+        "after_message_id": after[2],
+        "last_owner": last[0],
+        "last_session_id": last[1],
+        "last_message_id": last[2],
+        "owners": owners,
+        "session_ids": session_ids,
+        "message_ids": message_ids,
+        "to_the_end": part.last is None,
+    }
+
+
+@asynccontextmanager
+async def open_copy(dsn: str, schema: str) -> AsyncGenerator[Copy]:
+    """A copy in the *schema* of a database.
+
+    Raises:
+        ValueError: A *dsn* that can't be read, or a *schema* that can't be a name.
+    """
+    database = open_database(locate(dsn, schema), _CONNECTIONS, release_the_gone)
+    try:
+        yield Copy(database)
+    finally:
+        if release_database(database):
+            await database.close(partial(release, [database.holder], database.holder))

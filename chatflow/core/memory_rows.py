@@ -9,10 +9,9 @@ from typing import Final
 
 import attrs
 
-from chatflow.core.approvals import Decision
 from chatflow.core.journal import Entry
 from chatflow.core.lines import Rows
-from chatflow.core.records import Claim, Key, PendingTurn, Ticket, Work
+from chatflow.core.records import Claim, Key, PendingTurn, Ticket, Work, pending_turn
 from chatflow.core.rows import GIVEN_UP, IN_LINE, Row, State
 from chatflow.core.values import EMPTY
 
@@ -76,20 +75,17 @@ class MemoryRows(Rows):
     def pending(self, turn: MemoryTurn) -> PendingTurn:
         """The row as users see it."""
         row, claim = turn.row, turn.claim
-        asked = None if claim is None else claim.input
-        return PendingTurn(
+        return pending_turn(
+            turn.key,
+            None if claim is None else claim.input,
+            EMPTY if claim is None else claim.metadata,
             turn_id=row.turn_id,
-            session_id=turn.key.session_id,
             message_id=row.message_id,
-            user_message=asked if isinstance(asked, str) else None,
-            metadata=EMPTY if claim is None else claim.metadata,
             agent_name=row.agent_name,
             state=row.state.value,
             attempts=row.attempts,
             queued_at=turn.queued_at,
-            age=self._clock() - turn.queued_at,
-            owner=turn.key.owner,
-            decision=asked if isinstance(asked, Decision) else None,
+            now=self._clock(),
         )
 
     def next_of(self, session_key: int) -> int | None:

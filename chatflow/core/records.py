@@ -277,6 +277,36 @@ class PendingTurn:
     decision: Decision | None = None
 
 
+def pending_turn(
+    key: Key,
+    asked: str | Decision | None = None,
+    metadata: FrozenDict = EMPTY,
+    *,
+    turn_id: int,
+    message_id: str | None,
+    agent_name: str | None,
+    state: str,
+    attempts: int,
+    queued_at: dt.datetime,
+    now: dt.datetime,
+) -> PendingTurn:
+    """The turn of a row, as it is *now*, from what was read of it."""
+    return PendingTurn(
+        turn_id=turn_id,
+        session_id=key.session_id,
+        message_id=message_id,
+        user_message=asked if isinstance(asked, str) else None,
+        metadata=metadata,
+        agent_name=agent_name,
+        state=state,
+        attempts=attempts,
+        queued_at=queued_at,
+        age=now - queued_at,
+        owner=key.owner,
+        decision=asked if isinstance(asked, Decision) else None,
+    )
+
+
 @attrs.frozen
 class Receipt:
     """What `Runner.accept` has stored: the turn, or None for a message that was answered before.

@@ -15,7 +15,6 @@ from typing import Any, Final
 import attrs
 
 from chatflow.core import lines, reading
-from chatflow.core.approvals import Decision
 from chatflow.core.codec import entry_to_json
 from chatflow.core.holder import is_gone
 from chatflow.core.journal import Entry
@@ -37,9 +36,9 @@ from chatflow.core.records import (
     Snapshot,
     Ticket,
     Work,
+    pending_turn,
 )
 from chatflow.core.rows import WAITING, Row, State, taken
-from chatflow.core.values import EMPTY
 from chatflow.exceptions import CorruptSessionError
 from chatflow.postgres import operations
 from chatflow.postgres import statements as session_statements
@@ -269,21 +268,16 @@ def _work(found: tuple[Any, ...], now: dt.datetime) -> Work:
 def _pending(found: tuple[Any, ...], now: dt.datetime) -> PendingTurn:
     turn_id, owner, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
     where = f"chatflow_turns, turn_id {turn_id}"
-    asked, metadata = reading.work(session_id, f"{where}, work_json", work_json)
-    queued = moment(session_id, f"{where}, queued_at", queued_at)
-    return PendingTurn(
+    return pending_turn(
+        Key(owner, session_id),
+        *reading.work(session_id, f"{where}, work_json", work_json),
         turn_id=turn_id,
-        session_id=session_id,
         message_id=message_id,
-        user_message=asked if isinstance(asked, str) else None,
-        metadata=metadata,
         agent_name=agent_name,
         state=state,
         attempts=attempts,
-        queued_at=queued,
-        age=now - queued,
-        owner=owner,
-        decision=asked if isinstance(asked, Decision) else None,
+        queued_at=moment(session_id, f"{where}, queued_at", queued_at),
+        now=now,
     )
 
 
@@ -506,19 +500,15 @@ def _listed(found: tuple[Any, ...], now: dt.datetime) -> PendingTurn:
     except CorruptSessionError as error:
         logger.warning("%s; it is listed without its message", error)
     turn_id, owner, session_id, message_id, _, agent_name, state, attempts, queued_at, _ = found
-    queued = queued_at.astimezone(dt.UTC) if isinstance(queued_at, dt.datetime) else now
-    return PendingTurn(
+    return pending_turn(
+        Key(owner, session_id),
         turn_id=turn_id,
-        session_id=session_id,
         message_id=message_id,
-        user_message=None,
-        metadata=EMPTY,
         agent_name=agent_name,
         state=state,
         attempts=attempts,
-        queued_at=queued,
-        age=now - queued,
-        owner=owner,
+        queued_at=queued_at.astimezone(dt.UTC) if isinstance(queued_at, dt.datetime) else now,
+        now=now,
     )
 
 

@@ -14,7 +14,6 @@ import attrs
 import orjson
 
 from chatflow.core import lines, reading
-from chatflow.core.approvals import Decision
 from chatflow.core.journal import Entry
 from chatflow.core.reading import work_to_json
 from chatflow.core.records import (
@@ -34,9 +33,9 @@ from chatflow.core.records import (
     Snapshot,
     Ticket,
     Work,
+    pending_turn,
 )
 from chatflow.core.rows import Row, State, taken
-from chatflow.core.values import EMPTY
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import operations
 from chatflow.sqlite import turn_statements as statements
@@ -222,21 +221,16 @@ def _work(turn_id: int, now: str, connection: Connection) -> Work:
 def _pending(found: tuple[Any, ...], now: str) -> PendingTurn:
     turn_id, owner, session_id, message_id, work_json, agent_name, state, attempts, queued_at, _ = found
     where = f"chatflow_turns, turn_id {turn_id}"
-    asked, metadata = reading.work(session_id, f"{where}, work_json", work_json)
-    queued = reading.moment(session_id, f"{where}, queued_at", queued_at)
-    return PendingTurn(
+    return pending_turn(
+        Key(reading.shown(owner), reading.shown(session_id)),
+        *reading.work(session_id, f"{where}, work_json", work_json),
         turn_id=turn_id,
-        session_id=reading.shown(session_id),
         message_id=reading.optional_text(session_id, f"{where}, message_id", message_id),
-        user_message=asked if isinstance(asked, str) else None,
-        metadata=metadata,
         agent_name=reading.optional_text(session_id, f"{where}, agent_name", agent_name),
         state=reading.state(session_id, f"{where}, state", state).value,
         attempts=reading.number(session_id, f"{where}, attempts", attempts),
-        queued_at=queued,
-        age=dt.datetime.fromisoformat(now) - queued,
-        owner=reading.shown(owner),
-        decision=asked if isinstance(asked, Decision) else None,
+        queued_at=reading.moment(session_id, f"{where}, queued_at", queued_at),
+        now=dt.datetime.fromisoformat(now),
     )
 
 
@@ -415,16 +409,13 @@ def _listed(found: tuple[Any, ...], now: str) -> PendingTurn:
         queued = reading.moment(session_id, "", queued_at)
     except CorruptSessionError:
         queued = asked
-    return PendingTurn(
+    return pending_turn(
+        Key(reading.shown(owner), reading.shown(session_id)),
         turn_id=turn_id,
-        session_id=reading.shown(session_id),
         message_id=None if message_id is None else reading.shown(message_id),
-        user_message=None,
-        metadata=EMPTY,
         agent_name=None if agent_name is None else reading.shown(agent_name),
         state=reading.shown(state),
         attempts=attempts if isinstance(attempts, int) else 0,
         queued_at=queued,
-        age=asked - queued,
-        owner=reading.shown(owner),
+        now=asked,
     )

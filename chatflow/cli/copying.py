@@ -68,7 +68,7 @@ def copy(source: str, target: str, schema: str, is_json: bool) -> None:
 def _path(source: str) -> Path:
     if not source.startswith(_FILE) or source == _FILE:
         raise click.BadParameter(f"{shorten(source)} is not of the form sqlite:///FILE", param_hint="sqlite:///FILE")
-    return existing(source.removeprefix(_FILE))
+    return existing(source.removeprefix(_FILE), "sqlite:///FILE")
 
 
 def _print(copied: Copied, output: Output) -> None:

@@ -34,15 +34,15 @@ def to_begin(db: str) -> SQLiteSessionStore:
     return SQLiteSessionStore(db if db == ":memory:" else Path(db))
 
 
-def existing(db: str) -> Path:
-    """The file of that name.
+def existing(db: str, given_as: str = "--db") -> Path:
+    """The file of that name; *given_as* is the option or argument that names it.
 
     Raises:
         Failed: There is none.
     """
     path = Path(db)
     if not path.is_file():
-        raise Failed(f"there is no file {shorten(db)}; --db names the file that holds the conversations")
+        raise Failed(f"there is no file {shorten(db)}; {given_as} names the file that holds the conversations")
     return path
 
 

@@ -53,7 +53,7 @@ def openai_agents(file: str, db: str, owner: str | None, agent: str, is_json: bo
     was left out.
     """
     output = Output(is_json=is_json)
-    source = locate(existing(file))
+    source = locate(existing(file, "FILE"))
     answering, store = Agent(agent), to_begin(db)
 
     async def work() -> list[_Outcome]:

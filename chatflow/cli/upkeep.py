@@ -108,7 +108,7 @@ def upgrade(file: str, is_json: bool) -> None:
     Nothing is lost: what can't be part of a conversation is set aside in the file. There is no way back, so keep a
     copy. A file that is of this version already stays as it is.
     """
-    output, path = Output(is_json=is_json), existing(file)
+    output, path = Output(is_json=is_json), existing(file, "FILE")
 
     async def work() -> _Upgraded:
         found = await read_once(locate(path), partial(format_of, name=file, newest=len(MIGRATIONS)))

@@ -35,7 +35,11 @@ def test_usage(command: Command, db: Path, source: str, target: str, reason: str
 def test_no_file(command: Command, db: Path) -> None:
     """A file that is not there is an error, and is not made."""
     ran = command("copy", f"sqlite:///{db}", NOBODY)
-    assert (ran.status, f"there is no file {str(db)!r}" in ran.err, db.exists()) == (1, True, False)
+    assert (ran.status, f"there is no file {str(db)!r}; sqlite:///FILE names" in ran.err, db.exists()) == (
+        1,
+        True,
+        False,
+    )
 
 
 def test_old_file(command: Command, db: Path) -> None:

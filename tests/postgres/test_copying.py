@@ -31,6 +31,7 @@ from chatflow.runner import Runner
 from chatflow.sqlite.store import SQLiteSessionStore
 from tests.cli.conftest import Ran, fill
 from tests.cli.processes import ROOT, holding_a_turn
+from tests.cli.terminal import at_terminal
 from tests.postgres import server
 
 SUPPORT: Final = Agent("Support", engine=ScriptedEngine(default="answer"))
@@ -157,6 +158,16 @@ def test_json(copy: Copy, path: Path) -> None:
     assert (report["written"], report["changed"], report["differing"]) == (8, False, [])
     for table in report["tables"]:
         assert (table["rows"], table["checksum"]) == (table["copied_rows"], table["copied_checksum"])
+
+
+def test_terminal(path: Path, schema: str, tmp_path: Path) -> None:
+    """To a person at a terminal it shows how far it has come, first copying and then comparing."""
+    words = ("copy", f"sqlite:///{path}", server.dsn(), "--schema", schema)
+    with at_terminal(*words, folder=tmp_path, COLUMNS="500") as terminal:
+        terminal.until("copying")
+        terminal.until("comparing")
+        terminal.until("8 conversations written")
+        assert terminal.status() == 0
 
 
 def test_it_goes_on(copy: Copy, path: Path, schema: str) -> None:

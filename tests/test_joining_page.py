@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from chatflow import Agent, AgentResponse, PendingTurn, Role, Runner, ScriptedEngine, SQLiteSessionStore
+from chatflow.testing import Faults
 from chatflow.testing.conformance.stepping import MOMENTS, Moment, cancelled_by_asyncio
 from tests.pages import ROOT, blocks_of, run
 
@@ -83,3 +85,78 @@ async def test_two_processes(tmp_path: Path) -> None:
                 for inbox in inboxes:
                     tasks.start_soon(inbox.flush, "ann")
         assert await users_lines(runner) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("accepted", ["one", "two"])
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_accepted_without_the_inbox(accepted: str, *, is_answered: bool, tmp_path: Path) -> None:
+    """A message that another process has accepted by itself is not joined with others, and answered once."""
+    make = await inbox_class()
+    async with SQLiteSessionStore(tmp_path / "chat.db") as store:
+        runner = Runner(Agent("Support"), store, ScriptedEngine(default="Yes."))
+        await runner.accept("ann", accepted, message_id=accepted)
+        if is_answered:
+            await users_lines(runner)
+        inbox = make(runner)
+        for message in ("one", "two"):
+            await inbox.receive("ann", message, message_id=message)
+        await inbox.flush("ann")
+        assert sorted(await users_lines(runner)) == ["one", "two"]
+
+
+async def test_id_taken_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An id that is taken after its batch was closed is left out, which the log says, and the rest is accepted."""
+    make = await inbox_class()
+    async with SQLiteSessionStore(tmp_path / "chat.db") as store, SQLiteSessionStore(tmp_path / "chat.db") as other:
+        runner, another = (Runner(Agent("Support"), each, ScriptedEngine(default="Yes.")) for each in (store, other))
+        inbox = make(runner)
+        for message in ("one", "two", "three"):
+            await inbox.receive("ann", message, message_id=message)
+        Faults(store).before("accept_turn", partial(another.accept, "ann", "uno", message_id="one"))
+        await inbox.flush("ann")
+        assert "message 'one' of 'ann' was accepted before in another way" in caplog.text
+        assert await users_lines(runner) == ["uno", "two", "three"]
+
+
+async def test_erased_while_it_is_flushed(tmp_path: Path) -> None:
+    """An inbox that is erased at any moment of its flushing stays erased, and those of others are flushed."""
+    make = await inbox_class()
+    for step in ("load_session", "queue_turn", "commit_turn", "accept_turn", "mark_processed"):
+        path = tmp_path / f"{step}.db"
+        async with SQLiteSessionStore(path) as store, SQLiteSessionStore(path) as other:
+            runner = Runner(Agent("Support"), store, ScriptedEngine(default="Yes."))
+            inbox = make(runner)
+            await inbox.receive("ann", "of ann", message_id="ann")
+            await inbox.receive("ben", "of ben", message_id="ben")
+            Faults(store).before(step, partial(other.for_owner("inbox").delete, "ben"))
+            await inbox.flush_what_is_left(0)
+            assert await inbox.inboxes.get("ben") is None, step
+            assert "of ann" in [turn.user_message for turn in await store.pending_turns()], step
+
+
+async def test_one_fault_stays_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What goes wrong in one inbox is logged and ends nobody's work; what waits there is accepted at the next look."""
+    make = await inbox_class()
+    async with SQLiteSessionStore(tmp_path / "chat.db") as store:
+        runner = Runner(Agent("Support"), store, ScriptedEngine(default="Yes."))
+        inbox = make(runner, quiet=0)
+        Faults(store).before("accept_turn", OSError("a fault"), OSError("a fault"))
+        async with inbox.working():
+            for person in ("ann", "ben"):
+                await inbox.receive(person, f"of {person}", message_id="1")
+            while caplog.text.count("OSError: a fault") < 2:
+                await anyio.lowlevel.checkpoint()
+        assert not await store.pending_turns()
+        async with inbox.working():
+            found = {turn.user_message for turn in await store.pending_turns()}
+        assert found == {"of ann", "of ben"}
+
+
+async def test_nothing_to_join(tmp_path: Path) -> None:
+    """A message without text is refused before anything is kept."""
+    make = await inbox_class()
+    async with SQLiteSessionStore(tmp_path / "chat.db") as store:
+        inbox = make(Runner(Agent("Support"), store, ScriptedEngine()))
+        with pytest.raises(TypeError, match="message 'picture' has no text to join"):
+            await inbox.receive("ann", None, message_id="picture")
+        assert await inbox.inboxes.get("ann") is None

@@ -1,7 +1,7 @@
 """Three agents plan a journey: each hands over to the next, and all of them read and write one state.
 
-    python swarm.py                                   says what is written down here
-    python swarm.py "Is 3 nights in Lisbon cheaper?"  goes on, with the agent and the state of before
+    python swarm.py                            says what is written down here
+    python swarm.py "And 3 nights in Lisbon?"  goes on, with the agent and the state of before
 
 Conversation, agent and state are in a file, and each message is one commit: all that the agents have done for it,
 handoffs included, or nothing.
@@ -87,7 +87,7 @@ def scripted() -> ScriptedEngine:
         return "Flight {flight}, then {nights} nights at the {hotel}.".format(**last_result(request))
 
     engine = ScriptedEngine(default="Where would you like to go, and for how many nights?")
-    journey = r"(?P<city>Lisbon|Kyoto)\D+(?P<nights>\d+)"
+    journey = r"(?=.*(?P<city>Lisbon|Kyoto))(?=.*\b(?P<nights>\d+))"  # in whichever order they are said
     engine.when(journey, agent="Planner", call="plan_journey")
     engine.when(journey, result_of="transfer_to_planner", call="plan_journey")
     engine.when(result_of="plan_journey", agent="Flights", call="book_flight")

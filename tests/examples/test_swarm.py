@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from tests.examples.running import printed
+from tests.examples.running import EXAMPLES, printed
 
 
 def test_three_agents_share_a_state(tmp_path: Path) -> None:
@@ -35,3 +36,12 @@ def test_another_process_goes_on(tmp_path: Path) -> None:
     printed("swarm.py", "Lisbon, 3 nights", folder=tmp_path)
     lines = printed("swarm.py", "And what does it come to?", folder=tmp_path)
     assert lines[1:3] == ["  Hotels calls add_up {}", "Hotels: 465 euros in all."]
+
+
+def test_its_own_suggestion(tmp_path: Path) -> None:
+    """What the example suggests to say next is understood, whichever comes first, the city or the nights."""
+    found = re.search(r'^    python swarm.py "(.*)"', (EXAMPLES / "swarm.py").read_text(), re.MULTILINE)
+    assert found is not None
+    printed("swarm.py", folder=tmp_path)
+    lines = printed("swarm.py", found[1], folder=tmp_path)
+    assert lines[-2] == "Hotels: Flight TP 571, then 3 nights at the Casa do Miradouro."

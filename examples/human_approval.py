@@ -22,12 +22,15 @@ import anyio
 from chatflow import (
     Agent,
     AgentResponse,
+    ApprovalDecidedError,
+    ApprovalNotFoundError,
     ChatflowError,
     EngineRequest,
     LiteLLMEngine,
     Runner,
     ScriptedEngine,
     SessionContext,
+    SessionNotFoundError,
     SQLiteSessionStore,
     ToolContext,
     tool,
@@ -124,5 +127,10 @@ def arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         anyio.run(main, arguments())
+    except (ApprovalNotFoundError, SessionNotFoundError) as error:
+        sys.exit(f"human_approval: {error.session_id} has no such call that waits; `waiting` lists those that do")
+    except ApprovalDecidedError as error:
+        before = "approved" if error.approved else "rejected"
+        sys.exit(f"human_approval: {error.call_id} was {before} before, and that stands")
     except ChatflowError as error:
         sys.exit(f"human_approval: {error}")

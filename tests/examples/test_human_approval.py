@@ -50,3 +50,12 @@ def test_message_meanwhile(tmp_path: Path, call: str) -> None:
     said = printed(NAME, "say", "ann", "Are you there?", folder=tmp_path)
     assert said == ["Support: Which order is it, and how much has it cost?"]
     assert len(printed(NAME, "waiting", folder=tmp_path)) == 1
+
+
+@pytest.mark.parametrize("command", ["approve", "reject"])
+@pytest.mark.parametrize("customer", ["ann", "bob"])
+def test_mistyped(tmp_path: Path, call: str, customer: str, command: str) -> None:
+    """A call that does not wait, or not of that customer, is told of in words of the command line."""
+    refused = run(NAME, command, customer, f"{call}0", folder=tmp_path)
+    said = f"human_approval: {customer} has no such call that waits; `waiting` lists those that do\n"
+    assert (refused.returncode, refused.stderr) == (1, said)

@@ -33,10 +33,12 @@ class _WithoutPlaces(SQLiteSessionStore):
         """It is always there."""
         await asyncio.sleep(0)
 
-    async def _write(self, operation: Callable[..., Any], *args: Any, durable: bool = True) -> Any:
+    async def _write(
+        self, operation: Callable[..., Any], *args: Any, durable: bool = True, urgent: bool = False
+    ) -> Any:
         if isinstance(operation, WriteCommit):
             operation = _CommitWithoutRow(**attrs.asdict(operation, recurse=False))
-        return await super()._write(operation, *args, durable=durable)
+        return await super()._write(operation, *args, durable=durable, urgent=urgent)
 
 
 class _CommitWithoutRow(WriteCommit):

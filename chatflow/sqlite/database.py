@@ -128,8 +128,11 @@ class Database(ABC):
         self._closed = False
 
     @abstractmethod
-    async def write(self, operation: Operation[_T], *, durable: bool) -> _T:
+    async def write(self, operation: Operation[_T], *, durable: bool, urgent: bool = False) -> _T:
         """Run *operation* in a transaction that has committed when this returns, flushed to the disk if *durable*.
+
+        Those that are *urgent* go before all others that wait, and are committed without them: what ends a turn, so
+        that no more turns are begun than can be ended. The others keep the order in which they came.
 
         Once it is queued it runs, whatever cancels the caller. Its own error leaves nothing of it behind, and nothing
         else is touched by it.
@@ -327,8 +330,8 @@ class MemoryDatabase(Database):
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
-    async def write(self, operation: Operation[_T], *, durable: bool) -> _T:
-        """Run *operation*; memory has nothing to flush."""
+    async def write(self, operation: Operation[_T], *, durable: bool, urgent: bool = False) -> _T:
+        """Run *operation*; memory has nothing to flush, and nothing waits there."""
         return await self._when_free(operation)
 
     async def read(self, operation: Operation[_T]) -> _T:
@@ -439,6 +442,7 @@ class FileDatabase(Database):
         super().__init__(location, lifecycle)
         # Entered again by `abandon`, when the garbage collector runs in the middle of it.
         self._lock = threading.RLock()
+        self._urgent: deque[_Write[Any]] = deque()
         self._waiting: deque[_Write[Any]] = deque()
         self._draining = False
         self._opened = False
@@ -451,14 +455,14 @@ class FileDatabase(Database):
 
     # --- on the event loops ---
 
-    async def write(self, operation: Operation[_T], *, durable: bool) -> _T:
+    async def write(self, operation: Operation[_T], *, durable: bool, urgent: bool = False) -> _T:
         """Queue *operation* for the writing thread's next group."""
         loop = asyncio.get_running_loop()
         write: _Write[_T] = _Write(operation, durable, loop, loop.create_future())
         self._refuse_inherited()
         with self._lock:
             self._refuse_closed()
-            self._waiting.append(write)
+            (self._urgent if urgent else self._waiting).append(write)
             if not self._draining:
                 self._draining = True
                 self._writer.post(self._drain)
@@ -565,7 +569,8 @@ class FileDatabase(Database):
     def _drain(self) -> None:
         while True:
             with self._lock:
-                group = [self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))]
+                waiting = self._urgent or self._waiting
+                group = [waiting.popleft() for _ in range(min(_GROUP, len(waiting)))]
                 if not group:
                     self._draining = False
                     return

@@ -109,8 +109,8 @@ class SQLiteSessionStore(StoreBackend):
                 opened = self._opened = self._opened or open_database(self._location, LIFECYCLE)
         return opened
 
-    async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True) -> _T:
-        return await self._in_use().write(partial(operation, *args), durable=durable)
+    async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True, urgent: bool = False) -> _T:
+        return await self._in_use().write(partial(operation, *args), durable=durable, urgent=urgent)
 
     async def _read(self, operation: Callable[..., _T], *args: Any) -> _T:
         return await self._in_use().read(partial(operation, *args))
@@ -222,7 +222,7 @@ class SQLiteSessionStore(StoreBackend):
             response_json=response,
             at=self._at(),
         )
-        return await self._write(write)
+        return await self._write(write, urgent=True)
 
     async def leave_turn(self, leaving: Leaving) -> Left:
         """Change or delete the row."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from chatflow.exceptions import StoreBusyError, StoreError
 from chatflow.sqlite.database import Connection, Database, FileDatabase
 from chatflow.sqlite.store import SQLiteSessionStore
+from chatflow.testing.conformance.conversation import outside
 from tests.sqlite.conftest import Failing, OpenStore
 from tests.sqlite.files import RELEASED, SUPPORT, Gate, around, database_of, held, query, together, until
 
@@ -308,3 +309,59 @@ async def test_no_files_left(store: SQLiteSessionStore, path: Path) -> None:
     await store.get("s")
     await store.aclose()
     assert around(path) == [path.name]
+
+
+async def test_urgent_first(database: Database, path: Path) -> None:
+    """What is urgent goes before what waited already, in a group of its own, and the others keep their order."""
+    before = groups(path, database)
+    gate = Gate(database)
+    await gate.close()
+    asked = [("a", False), ("b", False), ("c", True), ("d", False), ("e", True)]
+    tasks = [asyncio.create_task(database.write(note(text), durable=urgent, urgent=urgent)) for text, urgent in asked]
+    await asyncio.sleep(0)
+    await gate.open()
+    await asyncio.gather(*tasks)
+    assert query(path, "SELECT text FROM notes ORDER BY rowid") == ["c", "e", "a", "b", "d"]
+    assert groups(path, database) - before == 2
+
+
+async def test_turns_end_before_others_begin(store: SQLiteSessionStore) -> None:
+    """A turn's commit does not wait for the places of turns that were asked for before it."""
+    sessions = [await store.get_or_create(f"s{number}", SUPPORT) for number in range(3)]
+    order: list[str] = []
+    gate = Gate(database_of(store))
+
+    async def begin(number: int) -> None:
+        async with sessions[number].turn():
+            order.append(f"began {number}")
+
+    async with sessions[0].turn() as session:
+        session.state["x"] = 1
+        await gate.close()
+        tasks = [asyncio.create_task(outside(begin(number))) for number in (1, 2)]
+        await until(lambda: len(waiting(store)) == 2)
+        opening = asyncio.create_task(open_once(gate, store))
+    order.append("ended 0")
+    await asyncio.gather(opening, *tasks)
+    assert order[0] == "ended 0"
+
+
+def groups(path: Path, database: Database) -> int:
+    """How many groups that changed something the file has had from this process."""
+    (number,) = query(path, f"SELECT value FROM chatflow_meta WHERE key = 'commit:{database.holder}'")
+    return int(number)
+
+
+async def open_once(gate: Gate, store: SQLiteSessionStore) -> None:
+    """Let the thread go on once a commit waits."""
+    database = database_of(store)
+    assert isinstance(database, FileDatabase)
+    await until(lambda: len(database._urgent) == 1)
+    await gate.open()
+
+
+def waiting(store: SQLiteSessionStore) -> Sequence[object]:
+    """What waits for the thread and is not urgent."""
+    database = database_of(store)
+    assert isinstance(database, FileDatabase)
+    return database._waiting

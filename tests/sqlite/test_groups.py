@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -328,40 +328,37 @@ async def test_urgent_first(database: Database, path: Path) -> None:
 async def test_turns_end_before_others_begin(store: SQLiteSessionStore) -> None:
     """A turn's commit does not wait for the places of turns that were asked for before it."""
     sessions = [await store.get_or_create(f"s{number}", SUPPORT) for number in range(3)]
-    order: list[str] = []
-    gate = Gate(database_of(store))
+    database, order = database_of(store), list[str]()
+    gate = Gate(database)
 
     async def begin(number: int) -> None:
         async with sessions[number].turn():
             order.append(f"began {number}")
 
-    async with sessions[0].turn() as session:
-        session.state["x"] = 1
-        await gate.close()
-        tasks = [asyncio.create_task(outside(begin(number))) for number in (1, 2)]
-        await until(lambda: len(waiting(store)) == 2)
-        opening = asyncio.create_task(open_once(gate, store))
-    order.append("ended 0")
-    await asyncio.gather(opening, *tasks)
-    assert order[0] == "ended 0"
+    async def end() -> None:
+        async with sessions[0].turn() as session:
+            session.state["x"] = 1
+            await gate.close()
+            tasks.extend(asyncio.create_task(outside(begin(number))) for number in (1, 2))
+            await _steps()
+        order.append("ended 0")
+
+    tasks: list[asyncio.Task[None]] = []
+    ending = asyncio.create_task(end())
+    await until(lambda: len(tasks) == 2)
+    await _steps()
+    await gate.open()
+    await asyncio.gather(ending, *tasks)
+    assert order == ["ended 0", "began 1", "began 2"]
+
+
+async def _steps() -> None:
+    """More than an operation takes to be queued."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def groups(path: Path, database: Database) -> int:
     """How many groups that changed something the file has had from this process."""
     (number,) = query(path, f"SELECT value FROM chatflow_meta WHERE key = 'commit:{database.holder}'")
     return int(number)
-
-
-async def open_once(gate: Gate, store: SQLiteSessionStore) -> None:
-    """Let the thread go on once a commit waits."""
-    database = database_of(store)
-    assert isinstance(database, FileDatabase)
-    await until(lambda: len(database._urgent) == 1)
-    await gate.open()
-
-
-def waiting(store: SQLiteSessionStore) -> Sequence[object]:
-    """What waits for the thread and is not urgent."""
-    database = database_of(store)
-    assert isinstance(database, FileDatabase)
-    return database._waiting

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
+from chatflow.core.memory import SessionStore
 from chatflow.core.storage import Storage
 from chatflow.core.store import BaseSessionStore
 
@@ -40,6 +41,8 @@ class Faults:
     """
 
     def __init__(self, store: BaseSessionStore) -> None:
+        if not isinstance(store, BaseSessionStore):
+            raise TypeError(f"store must be a session store, not {type(store).__name__}")
         self.steps: Final[list[str]] = []
         self._store: Final = store.backend
         self._planned: Final[defaultdict[tuple[str, str], deque[Fault]]] = defaultdict(deque)
@@ -50,6 +53,7 @@ class Faults:
         """Let these happen before *step*, one each time it is begun; None lets it pass. After them it works again.
 
         Raises:
+            TypeError: A fault is none of an error, a function and None; nothing is planned.
             ValueError: There is no such step.
         """
         self._plan("before", step, faults)
@@ -58,6 +62,7 @@ class Faults:
         """Let these happen after *step*, as `before` does: it is done, and an error hides that from who asked for it.
 
         Raises:
+            TypeError: A fault is none of an error, a function and None; nothing is planned.
             ValueError: There is no such step.
         """
         self._plan("after", step, faults)
@@ -70,15 +75,19 @@ class Faults:
 
         Raises:
             Killed: Always, unless
-            TypeError: the store is one in memory, of which nothing would be left.
+            TypeError: the store is a `SessionStore`, of which nothing would be left.
         """
-        if not self._store.abandon():
+        if isinstance(self._store, SessionStore):
             raise TypeError(f"nothing of {self._store!r} outlives its process; use a store on a file")
+        self._store.abandon()  # it may not have been opened yet, or have been killed before: a process dies all the same
         raise Killed
 
     def _plan(self, moment: Literal["before", "after"], step: str, faults: tuple[Fault, ...]) -> None:
         if step not in STEPS:
             raise ValueError(f"there is no step {step!r}; the steps are {', '.join(sorted(STEPS))}")
+        for fault in faults:
+            if not (fault is None or isinstance(fault, BaseException) or callable(fault)):
+                raise TypeError(f"a fault must be an error, a function or None, not {fault!r}")
         self._planned[moment, step] += faults
 
     def _around(self, step: str, primitive: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import anyio
 import pytest
@@ -169,3 +169,33 @@ def test_killed_in_memory(chatflow_store: SessionStore) -> None:
     """A store in memory can't be killed: nothing would be left to look at."""
     with pytest.raises(TypeError, match="nothing of <SessionStore 'memory'> outlives its process"):
         Faults(chatflow_store).kill()
+
+
+async def test_killed_before_it_was_opened(open_chatflow_store: OpenStore) -> None:
+    """A store dies at its first step too, and as often as that is planned; it stays dead, and can be closed."""
+    store = open_chatflow_store()
+    faults = Faults(store)
+    faults.before("load_session", faults.kill, faults.kill)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            await store.get("s")
+    with pytest.raises(StoreClosedError):
+        await store.get("s")
+    await store.aclose()
+    assert await open_chatflow_store().get("s") is None
+
+
+@pytest.mark.parametrize("fault", ["boom", [StoreError("the disk is full", store="memory")], 5])
+async def test_no_fault(chatflow_store: SessionStore, fault: Any) -> None:
+    """What would happen to nobody is refused at once, with all that it is given with."""
+    faults = Faults(chatflow_store)
+    with pytest.raises(TypeError, match="a fault must be an error, a function or None, not "):
+        faults.after("mark_processed", OSError, fault)
+    assert await chatflow_store.mark_message_processed("m")
+
+
+def test_no_store() -> None:
+    """Faults befall a store, and nothing else."""
+    nothing: Any = 7
+    with pytest.raises(TypeError, match="store must be a session store, not int"):
+        Faults(nothing)

@@ -138,3 +138,4 @@ SOUND: Final = _backend(Counting)
 ALIASING, LOST_ORDER, CHECK_THEN_MARK, NO_CASCADE, DIRTY_READ, UNPRUNED, BLOCKING = map(
     _backend, (Aliasing, LostOrder, CheckThenMark, NoCascade, DirtyRead, Unpruned, Blocking)
 )
+NONE: Final[tuple[Backend, ...]] = ()

@@ -85,6 +85,12 @@ def test_no_store_named(tmp_path: Path) -> None:
     assert "UsageError: name the stores to test" in ran.stdout
 
 
+def test_no_store_in_the_list(tmp_path: Path) -> None:
+    """An empty list of stores is an error, and not a success that has tested nothing."""
+    said = run(tmp_path, "NONE", f"{SUITE}.test_usage", code=2)
+    assert "NONE names no store to test" in said
+
+
 @pytest.mark.slow
 def test_whole_suite(tmp_path: Path) -> None:
     """A sound store passes all of it."""

@@ -47,7 +47,10 @@ def _backends(config: pytest.Config) -> tuple[Backend, ...]:
             "name the stores to test, a chatflow.testing.Backend or several: --chatflow-store my_package.my_module:NAME"
         )
     found = getattr(import_module(module), name)
-    return (found,) if isinstance(found, Backend) else tuple(found)
+    backends = (found,) if isinstance(found, Backend) else tuple(found)
+    if not backends:  # every test would be skipped, and the run a success
+        raise pytest.UsageError(f"{where} names no store to test; list one chatflow.testing.Backend at least")
+    return backends
 
 
 @pytest.fixture(scope="session")

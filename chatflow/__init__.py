@@ -45,7 +45,7 @@ from chatflow.core.session import AgentSession, SessionContext
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS, AgentResolver, BaseSessionStore
 from chatflow.core.tools import Tool, ToolContext, tool
 from chatflow.core.usage import Usage
-from chatflow.engines import LiteLLMEngine, ScriptedEngine
+from chatflow.engines import LiteLLMEngine, ScriptedEngine, last_result, user_text
 from chatflow.exceptions import (
     ApprovalDecidedError,
     ApprovalNotFoundError,
@@ -198,6 +198,8 @@ __all__ = [
     "Usage",
     "UsageReported",
     "__version__",
+    "last_result",
     "prune",
     "tool",
+    "user_text",
 ]

@@ -17,7 +17,7 @@ PROMISED: Final = {
     *("SessionContext", "BaseSessionStore", "SessionStore", "SQLiteSessionStore", "DEFAULT_DEDUP_TTL_HOURS"),
     *("Fault", "Repair"),
     *("StoreBackend", "ALL", "Erased", "StoreScopeError"),
-    *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine"),
+    *("Engine", "EngineRequest", "EngineReply", "LiteLLMEngine", "ScriptedEngine", "last_result", "user_text"),
     *("RunStream", "RunEvent", "TextDelta", "ReasoningDelta", "ToolStarted", "ToolFinished", "HandedOff"),
     *("UsageReported", "Done"),
     *("AgentResolver", "FaultKind", "Instructions", "OnContextWindow", "OnDuplicate", "OnError"),

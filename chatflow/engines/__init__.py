@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from chatflow.engines.litellm import LiteLLMEngine
-from chatflow.engines.scripted import ScriptedEngine
+from chatflow.engines.scripted import ScriptedEngine, last_result, user_text
 
-__all__ = ["LiteLLMEngine", "ScriptedEngine"]
+__all__ = ["LiteLLMEngine", "ScriptedEngine", "last_result", "user_text"]

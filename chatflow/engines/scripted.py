@@ -78,9 +78,9 @@ class ScriptedEngine:
         engine.when(agent="Billing", reply="Billing here. Which invoice is it?")
 
     A reply is text, a `ToolCall` or several, an `EngineReply`, an exception to raise, or a function of the
-    `EngineRequest`, async or not, that returns one of these. A call whose id is empty gets one that is unique in this
-    engine and in what is sent of the conversation. Rules remember nothing, so conversations may use one engine at the
-    same time; fixed replies go to whoever asks next.
+    `EngineRequest`, async or not, that returns one of these; `user_text` and `last_result` look into the request.
+    A call whose id is empty gets one that is unique in this engine and in what is sent of the conversation. Rules
+    remember nothing, so conversations may use one engine at the same time; fixed replies go to whoever asks next.
 
     Attributes:
         requests: All requests so far, in the order they came.

@@ -10,12 +10,22 @@ Set in the environment: SESSION_FILE, the file (./session.json); MODEL, the mode
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import anyio
 
-from chatflow import Agent, EngineRequest, LiteLLMEngine, Role, ScriptedEngine, SessionContext, SessionFormatError
+from chatflow import (
+    Agent,
+    ChatflowError,
+    EngineRequest,
+    LiteLLMEngine,
+    Role,
+    ScriptedEngine,
+    SessionContext,
+    SessionFormatError,
+)
 
 MODEL = os.environ.get("MODEL")
 FILE = Path(os.environ.get("SESSION_FILE", "./session.json"))
@@ -82,4 +92,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main)
+    try:
+        anyio.run(main)
+    except ChatflowError as error:
+        sys.exit(f"persistent_conversation: {error}")

@@ -4,7 +4,8 @@
     python several_workers.py 200 5      200 messages, 5 workers
 
 This process delivers the messages, as a webhook would, and kills a worker now and then; it starts another one, and what
-the dead one had begun goes on there. At the end it reads from the file what became of them all.
+the dead one had begun goes on there. So it does where you kill one. At the end it reads from the file what became of
+them all.
 
 Set in the environment: MODEL, the model that answers, and its provider's key (without a model a script answers).
 """
@@ -24,15 +25,16 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from chatflow import (
     Agent,
     AgentResponse,
+    ChatflowError,
     LiteLLMEngine,
     PendingTurn,
     Role,
     Runner,
     ScriptedEngine,
     SQLiteSessionStore,
+    last_result,
     tool,
 )
-from chatflow.engines.scripted import last_result
 
 MODEL = os.environ.get("MODEL")
 CUSTOMERS = 8
@@ -98,12 +100,16 @@ class Workers:
                     if len(self.told) == self._messages:
                         self.all_told.set()
                     elif process in self._alive and len(self.told) > self._messages * (self.killed + 1) / (KILLS + 1):
-                        self.kill(process)
+                        process.kill()
+                        self._replace(process)
+            if process in self._alive and not self.all_told.is_set():  # somebody else has killed it
+                if await process.wait() > 0:
+                    raise RuntimeError("a worker has failed, for the reason above")
+                self._replace(process)
             self._alive.discard(process)
 
-    def kill(self, process: Process) -> None:
-        """Kill this one, whatever it does, and start another in its place."""
-        process.kill()
+    def _replace(self, process: Process) -> None:
+        """Start another one in the place of one that was killed, whatever it did."""
         self._alive.discard(process)
         self.killed += 1
         self._tasks.start_soon(self.start)
@@ -131,11 +137,13 @@ async def main(messages: int, workers: int) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "chat.db")
         async with SQLiteSessionStore(path, default_max_turns=messages) as store:
+            runner = runner_on(store)
+            if MODEL:  # what can't be asked ends all here, where the workers would try again and again
+                await runner.run_async("nobody", "Hello")
             async with anyio.create_task_group() as tasks:
                 crowd = Workers(path, messages, tasks)
                 for _ in range(workers):
                     tasks.start_soon(crowd.start)
-                runner = runner_on(store)
                 for customer, texts in [*asked.items()] * 2:  # those of the second time are known, answered or not
                     for text in texts:
                         await runner.accept(customer, text, message_id=text)
@@ -156,4 +164,8 @@ if __name__ == "__main__":
         anyio.run(work, sys.argv[2])
     else:
         messages, workers = map(int, sys.argv[1:] or (40, 3))
-        sys.exit(0 if anyio.run(main, max(1, messages), max(1, workers)) else 1)
+        try:
+            is_right = anyio.run(main, max(1, messages), max(1, workers))
+        except ChatflowError as error:
+            sys.exit(f"several_workers: {error}")
+        sys.exit(0 if is_right else 1)

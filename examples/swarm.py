@@ -18,6 +18,7 @@ import anyio
 
 from chatflow import (
     Agent,
+    ChatflowError,
     EngineRequest,
     HandedOff,
     Handoff,
@@ -28,9 +29,9 @@ from chatflow import (
     ToolContext,
     ToolError,
     ToolStarted,
+    last_result,
     tool,
 )
-from chatflow.engines.scripted import last_result
 
 MODEL = os.environ.get("MODEL")
 WRITTEN = ("I would like to see Lisbon for 3 nights.", "And what does it come to?", "Rather Kyoto, for 5 nights.")
@@ -123,4 +124,7 @@ async def main(*texts: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:])
+    try:
+        anyio.run(main, *sys.argv[1:])
+    except ChatflowError as error:
+        sys.exit(f"swarm: {error}")

@@ -30,5 +30,7 @@ def test_damaged_file_is_left_alone(tmp_path: Path) -> None:
         file.write_text(text)
         refused = run(NAME, folder=tmp_path)
         assert refused.returncode == 1
-        assert fault in refused.stderr.splitlines()[-1]
+        [said] = refused.stderr.splitlines()
+        assert said.startswith("persistent_conversation: ")
+        assert fault in said
         assert file.read_text() == text

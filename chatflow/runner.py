@@ -226,6 +226,8 @@ class Runner:
         Accepted messages of this conversation, and those that a killed process has left, are done first.
 
         Raises:
+            ValueError: An id is empty, or UTF-8 can't encode it; *message_id* begins with a NUL, as chatflow's own do;
+                *on_duplicate* is unknown.
             MessageInProgressError: With ``on_duplicate="raise"``, the message is being answered. Also where it was
                 accepted by, or is left over of, a runner whose starting agent has another name: it waits for that one.
             MessageMismatchError: The id was used before with another text.
@@ -260,7 +262,7 @@ class Runner:
 
         Raises:
             TypeError: An argument is of a wrong type.
-            ValueError: An id is empty, or *on_duplicate* unknown.
+            ValueError: As `run_async` says.
             SessionStateError: *metadata* holds what can't be kept.
         """
         asked = asked_in(session_id, user_message, metadata, message_id, on_duplicate)
@@ -462,6 +464,7 @@ class Runner:
         duplicate, and nothing is added.
 
         Raises:
+            ValueError: An id is empty, or UTF-8 can't encode it; *message_id* begins with a NUL, as chatflow's own do.
             MessageMismatchError: The id was used before with another text.
             MessageDeadError: The message was given up after *max_attempts*.
             SessionStateError: *metadata* holds what can't be kept; nothing was stored.

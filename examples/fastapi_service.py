@@ -1,10 +1,15 @@
-"""Answers streamed as server-sent events: ``uvicorn fastapi_service:app --app-dir examples``.
+"""Answers streamed as server-sent events.
 
+    uvicorn fastapi_service:app --app-dir examples --timeout-graceful-shutdown 5
     curl -N localhost:8000/messages -H 'X-User: ann' --json '{"id": "1", "text": "Where is order 404?"}'
     curl localhost:8000/messages -H 'X-User: ann'
 
 The client numbers its messages. Whoever loses the connection sends the same message again, and gets the answer of the
 first time, or waits for it: a turn goes on without its reader. One whose server is killed goes on in the next server.
+
+A server that is told to stop gives its streams the five seconds of the command, and then its turns ten to end. One
+that has not ended by then goes on when its message is sent again. Without the option uvicorn would wait for streams as
+long as they take, and say to nobody that it is to stop.
 
 Set in the environment: CHAT_DB, the SQLite file (./service.db); MODEL, the model that answers, and its provider's key
 (without a model a script answers).
@@ -31,11 +36,11 @@ from chatflow import (
     LiteLLMEngine,
     Role,
     Runner,
-    RunStream,
     ScriptedEngine,
     SQLiteSessionStore,
     TextDelta,
     ToolStarted,
+    last_result,
     tool,
 )
 from chatflow.adapters.fastapi import CurrentRunner, lifespan
@@ -69,7 +74,7 @@ def scripted() -> ScriptedEngine:
     engine = ScriptedEngine(default="Tell me an order's number, and I will look where it is.")
     engine.when(agent="Billing", reply="Billing here. Which invoice is it?")
     engine.when(r"order (?P<order_id>\d+)", call="check_order_status")
-    engine.when(result_of="check_order_status", reply=lambda asked: asked.messages[-1].tool_results[-1].content)
+    engine.when(result_of="check_order_status", reply=last_result)
     engine.when("invoice|charged", call="transfer_to_billing", args={"reason": "a charge"})
     return engine
 
@@ -82,7 +87,7 @@ runner = Runner(support, store, engine)
 
 @contextlib.asynccontextmanager
 async def answering(app: FastAPI) -> AsyncIterator[dict[str, TaskGroup]]:
-    """Where turns run, which outlive their requests. A server that stops gives them ten seconds to end."""
+    """Where turns run, which outlive their requests. The store, closed before this, gives them ten seconds to end."""
     if isinstance(engine, LiteLLMEngine):
         await engine.warm_up()
     async with anyio.create_task_group() as tasks:
@@ -107,8 +112,8 @@ def runner_of_user(runner: CurrentRunner, user: Annotated[str, Header(alias="X-U
 UserRunner = Annotated[Runner, Depends(runner_of_user)]
 
 
-async def answer(stream: RunStream, told: MemoryObjectSendStream[ServerSentEvent]) -> None:
-    """Run a turn to its end, and tell what happens in it to whoever still listens."""
+async def answer(message: Inbound, runner: Runner, told: MemoryObjectSendStream[ServerSentEvent]) -> None:
+    """Run a message's turn to its end, and tell what happens in it to whoever still listens."""
 
     def tell(event: str, **data: object) -> None:
         with contextlib.suppress(anyio.BrokenResourceError):  # the client has gone, and the turn goes on
@@ -116,7 +121,7 @@ async def answer(stream: RunStream, told: MemoryObjectSendStream[ServerSentEvent
 
     with told:
         try:
-            async with stream:
+            async with runner.run_stream(CONVERSATION, message.text, message_id=message.id) as stream:
                 async for event in stream:
                     match event:
                         case TextDelta(text):
@@ -142,7 +147,7 @@ async def say(message: Inbound, runner: UserRunner, request: Request) -> AsyncIt
     """Answer a message: pieces of text as they come, and at last ``done`` with all of it, which is stored by then."""
     told, events = anyio.create_memory_object_stream[ServerSentEvent](math.inf)
     tasks: TaskGroup = request.state.tasks
-    tasks.start_soon(answer, runner.run_stream(CONVERSATION, message.text, message_id=message.id), told)
+    tasks.start_soon(answer, message, runner, told)
     with events:
         async for event in events:
             yield event

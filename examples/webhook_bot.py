@@ -152,9 +152,9 @@ async def webhook(request: Request) -> Response:
             # The provider delivers all of it again: what is stored by now will be known, and nothing is overtaken.
             logger.exception("message %s was not stored", message.id)
             return JSONResponse({"error": f"message {message.id} was not stored"}, 500)
-        except ChatflowError:
-            # Its id was used with another text, it was given up, or its conversation is damaged: delivered again, it
-            # would be refused again, and the whole delivery with it.
+        except (ChatflowError, ValueError):
+            # Its id was used with another text, or can be no id; it was given up, or its conversation is damaged:
+            # delivered again, it would be refused again, and the whole delivery with it.
             logger.exception("message %s is refused", message.id)
             outcomes[message.id] = "refused"
     return JSONResponse(outcomes)

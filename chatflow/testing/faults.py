@@ -79,7 +79,7 @@ class Faults:
         """
         if isinstance(self._store, SessionStore):
             raise TypeError(f"nothing of {self._store!r} outlives its process; use a store on a file")
-        self._store.abandon()  # it may not have been opened yet, or have been killed before: a process dies all the same
+        self._store.abandon()  # also where it was not opened yet, or killed before: a process dies all the same
         raise Killed
 
     def _plan(self, moment: Literal["before", "after"], step: str, faults: tuple[Fault, ...]) -> None:

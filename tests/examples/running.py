@@ -58,9 +58,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(app: str, folder: Path, **variables: str) -> AsyncIterator[Served]:
-    """An example's application on a free port, until left, with *folder* as the current one."""
-    command = [sys.executable, "-m", "uvicorn", app, "--app-dir", str(EXAMPLES), "--port", "0", "--no-use-colors"]
+async def served(app: str, folder: Path, *options: str, **variables: str) -> AsyncIterator[Served]:
+    """An example's application on a free port, until left, with *folder* as the current one and uvicorn's *options*."""
+    address = ["--app-dir", str(EXAMPLES), "--port", "0", "--no-use-colors"]
+    command = [sys.executable, "-m", "uvicorn", app, *address, *options]
     async with (
         await anyio.open_process(
             command, env=environment(**variables), cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT

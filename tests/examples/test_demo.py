@@ -249,6 +249,15 @@ async def test_a_used_id_with_another_text_is_refused_for_good(client: httpx.Asy
     assert response.json() == {"wamid.1": "refused", "wamid.2": "new", "wamid.3": "new"}
 
 
+async def test_what_can_be_no_id_is_refused_for_good(client: httpx.AsyncClient) -> None:
+    """A message whose id the store would not take is not asked for again, and the rest of its delivery is stored."""
+    picture = {"id": "\0picture", "from": "15550199", "type": "image", "image": {"id": "1"}}
+    batch = delivery(text("\0text", "15550199", "Hello"), picture, text("wamid.1", "15550199", "Hello"))
+    response = await client.post("/webhook", json=batch)
+    assert response.status_code == 200
+    assert response.json() == {"\0text": "refused", "\0picture": "refused", "wamid.1": "new"}
+
+
 async def test_a_message_that_was_given_up_is_refused_for_good(
     module: ModuleType, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,10 +106,11 @@ async def test_users_apart(tmp_path: Path) -> None:
 
 
 async def test_refused(tmp_path: Path) -> None:
-    """A used id with another text is refused by name, and the log has the reason; a stranger is refused at the door."""
+    """A used id, and what can be none, are refused by name, and the log has the reason; strangers do not get so far."""
     async with served(APP, tmp_path) as server:
         await events(server, "1", "Hello")
         assert await events(server, "1", "Another text") == [("error", {"kind": "MessageMismatchError"})]
+        assert await events(server, "\0", "Hello") == [("error", {"kind": "ValueError"})]
         await server.until("was used before with another user message")
         stranger = await server.client.get("/messages")
         assert stranger.status_code == httpx.codes.UNPROCESSABLE_ENTITY

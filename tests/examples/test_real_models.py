@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import anyio
+import httpx
 import pytest
 
 from tests.examples.running import EXAMPLES, environment, served
-from tests.model_server import ModelServer, model_server, tool_calls
+from tests.model_server import HANG, ModelServer, Partly, error, model_server, tool_calls
 
 KEY: Final = "sk-of-the-test"
+
+[OPTIONS] = re.findall(
+    r"uvicorn fastapi_service:app --app-dir examples(.*)", (EXAMPLES / "fastapi_service.py").read_text(encoding="utf-8")
+)
+"""What the service's own command says."""
 
 pytestmark = pytest.mark.timeout(120)  # litellm takes seconds to load, in each process that asks
 
@@ -71,7 +79,7 @@ async def test_human_approval(model: ModelServer, tmp_path: Path) -> None:
 
 async def test_several_workers(model: ModelServer, tmp_path: Path) -> None:
     """What a worker was killed over is asked again by the next one."""
-    model.script(*["It arrives tomorrow."] * 9)
+    model.script(*["It arrives tomorrow."] * 10)
     lines = await printed(model, "several_workers.py", "3", "1", folder=tmp_path)
     assert lines[-1] == "each message has one answer, in its place"
 
@@ -105,3 +113,43 @@ async def test_fastapi_service(model: ModelServer, tmp_path: Path) -> None:
         'data: {"text": " tomorrow."}',
         'data: {"text": "It arrives tomorrow.", "agent": "Support", "duplicate": false}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("swarm", ["Lisbon, two nights"]),
+        ("persistent_conversation", []),
+        ("human_approval", ["say", "ann", "Hello"]),
+        ("several_workers", ["3", "1"]),
+    ],
+)
+async def test_wrong_key(model: ModelServer, name: str, args: list[str], tmp_path: Path) -> None:
+    """An example that its model's provider turns away says so in a line, and ends."""
+    model.script(error(401, "Incorrect API key provided", code="invalid_api_key"))
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *args]
+    done = await anyio.run_process(command, env=environment(**named(model)), cwd=tmp_path, check=False)
+    [said] = done.stderr.decode().splitlines()
+    assert said.startswith(f"{name}: ")
+    assert "the provider refuses the API key" in said
+    assert done.returncode == 1
+
+
+@pytest.mark.slow  # the server waits for seconds, as it promises
+async def test_fastapi_service_is_stopped(model: ModelServer, tmp_path: Path) -> None:
+    """By its own command, a service that is told to stop ends, also while a client reads an answer that does not."""
+    body, user = {"id": "1", "text": "Where is it?"}, {"X-User": "ann"}
+    model.script(Partly("It arrives tomorrow.", 3, HANG), "It arrives tomorrow.")
+    async with served("fastapi_service:app", tmp_path, *OPTIONS.split(), **named(model)) as server:
+        async with server.client.stream("POST", "/messages", json=body, headers=user) as answer:
+            lines = answer.aiter_lines()
+            while not (await anext(lines)).startswith("data: "):
+                pass
+            server.process.terminate()
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                async for line in lines:
+                    assert "done" not in line
+        await server.process.wait()
+    async with served("fastapi_service:app", tmp_path, **named(model)) as server:
+        again = await server.client.post("/messages", json=body, headers=user)
+    assert '"text": "It arrives tomorrow.", "agent": "Support", "duplicate": false' in again.text

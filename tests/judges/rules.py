@@ -254,7 +254,7 @@ def _bedrock_block(block: Mapping[str, Any]) -> Block:
         return Block("call", json.dumps(call["input"], ensure_ascii=False), call["toolUseId"], call["name"])
     if "toolResult" in block:
         result = block["toolResult"]
-        return Block("result", "".join(each["text"] for each in result["content"]), result["toolUseId"])
+        return Block("result", "".join(each.get("text", "") for each in result["content"]), result["toolUseId"])
     if "text" in block:
         return Block("text", block["text"])
     return Block("image" if "image" in block else {"reasoningContent": "thought"}[next(iter(block))])  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def _bedrock_block(block: Mapping[str, Any]) -> Block:
 
 def _bedrock_rules(body: Mapping[str, Any]) -> Iterator[str]:
     results = [block["toolResult"] for each in body["messages"] for block in each["content"] if "toolResult" in block]
-    if not all(each["text"].strip() for result in results for each in result["content"]):
+    if not all("image" in each or each["text"].strip() for result in results for each in result["content"]):
         yield "the text field in the ContentBlock object is blank"
     if results and "toolConfig" not in body:
         yield "the toolConfig field must be defined when using toolUse and toolResult content blocks"

@@ -157,6 +157,52 @@ def test_several_runners(shared: bool) -> None:
     assert second.is_closing
 
 
+def test_several_applications() -> None:
+    """A store that two applications have is open until both have ended, whichever is first."""
+    store = SessionStore()
+    first, second = (TestClient(Starlette(routes=ROUTES, lifespan=lifespan(runner_for(store=store)))) for _ in range(2))
+    with second:
+        with first:
+            assert first.post("/chat/7").json() == {"text": "Support here."}
+        assert second.post("/chat/7").json() == {"text": "Support here."}
+    assert store.is_closing
+
+
+def test_a_store_that_own_has_not_opened() -> None:
+    """A store is closed also where the application's own lifespan has another runner on it."""
+    store = SessionStore()
+
+    @asynccontextmanager
+    async def own(app: Starlette) -> AsyncIterator[dict[str, Any]]:
+        yield {"admin": runner_for("Admin", store)}
+        assert store.is_closing
+
+    with TestClient(Starlette(lifespan=lifespan(runner_for(store=store), own=own))):
+        assert not store.is_closing
+    assert store.is_closing
+
+
+@pytest.mark.parametrize("made", [7, None, "coroutine"])
+def test_a_function_that_makes_no_runner(made: object) -> None:
+    """What the function makes must be a runner, and an error says what it was when the application starts."""
+
+    async def make() -> Runner:
+        return runner_for()
+
+    function: Any = make if made == "coroutine" else lambda: made
+    app = Starlette(lifespan=lifespan(function))
+    kind = "coroutine" if made == "coroutine" else type(made).__name__
+    with pytest.raises(TypeError, match=f"must return a Runner, not {kind}"), TestClient(app):
+        pass
+
+
+@pytest.mark.parametrize("runner", [None, 7])
+def test_no_runner(runner: Any) -> None:
+    """What is neither a runner nor a function is refused where it was written."""
+    with pytest.raises(TypeError, match=f"runner must be a Runner, or a function that makes one, not {runner}"):
+        lifespan(runner)
+
+
 def test_one_name_twice() -> None:
     """Two runners of one name are an error when the application starts, and the first one's store is closed."""
     store = SessionStore()

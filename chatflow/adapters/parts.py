@@ -18,12 +18,23 @@ def content_of(content: Any) -> str | list[Part]:
     """
     if isinstance(content, str):
         return content
-    parts = [_part(part) for part in content]
+    parts = [_part(part) for part in expected(content, (list, tuple), "its content must be text or a list of parts")]
     return parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else parts
 
 
-def _part(part: Mapping[str, Any]) -> Part:
-    kind = part["type"]
+def expected(value: Any, kind: type | tuple[type, ...], rule: str) -> Any:
+    """*value* itself, if it is of that *kind*.
+
+    Raises:
+        ValueError: It is not; the error says the *rule*, and what it is.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{rule}, not {type(value).__name__}")  # noqa: TRY004  # what was read is wrong, no argument
+    return value
+
+
+def _part(part: Any) -> Part:
+    kind = expected(part, Mapping, "a part of its content must be a mapping")["type"]
     if kind in {"input_text", "output_text", "text"}:
         return TextPart(part["text"])
     if kind == "input_image":

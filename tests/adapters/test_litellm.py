@@ -185,6 +185,19 @@ def test_a_model_that_answers_in_parts() -> None:
     assert answer.text == "In transit."
 
 
+def test_calls_of_another_kind() -> None:
+    """A call of a kind that has no function is a call without a name, and its result belongs to it."""
+    custom = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}}
+    messages: list[Any] = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [custom]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "here"},
+    ]
+    found = from_litellm(messages)
+    assert prune(found, 1) == found
+    assert to_litellm(found) == messages
+
+
 def test_signed_ids() -> None:
     """A signature that litellm has written into a call's id is no part of it, in call and result alike."""
     messages: list[Any] = [
@@ -220,12 +233,19 @@ def test_thoughts_go_back() -> None:
     ("message", "reason"),
     [
         ({"role": "narrator", "content": "x"}, "role 'narrator' is not known"),
-        ({"role": "user", "content": 5}, "not iterable"),
+        ({"role": 7, "content": "x"}, "its role must be text, not int"),
+        ({"role": ["user"], "content": "x"}, "its role must be text, not FrozenList"),
+        ({"role": "user", "content": 5}, "its content must be text or a list of parts, not int"),
+        ({"role": "user", "content": {"a": 1}}, "its content must be text or a list of parts, not FrozenDict"),
+        ({"role": "user", "content": ["x"]}, "a part of its content must be a mapping, not str"),
         ({"role": "user", "content": [{"text": "x"}]}, "it has no 'type'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": 5}]}, "of another type than is documented"),
         ({"role": "tool", "content": "x"}, "it has no 'tool_call_id'"),
-        ({"role": "tool", "tool_call_id": 5, "content": "x"}, "partition"),
+        ({"role": "tool", "tool_call_id": 5, "content": "x"}, "its tool_call_id must be text, not int"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": {"a": 1}}}]}, "must be text"),
-        ({"role": "assistant", "tool_calls": [5]}, "get"),
+        ({"role": "assistant", "tool_calls": [{"function": "x"}]}, "a call's function must be a mapping, not str"),
+        ({"role": "assistant", "tool_calls": [5]}, "a call must be a mapping, not int"),
+        ({"role": "assistant", "tool_calls": 5}, "of another type than is documented"),
     ],
 )
 def test_what_is_none(message: Any, reason: str) -> None:
@@ -276,13 +296,58 @@ def test_a_real_conversation() -> None:
         assert again.choices[0].message.content == "Bye."
 
 
+def test_calls_without_ids() -> None:
+    """A call that has no id is answered by a result that names none."""
+    messages: list[Any] = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [{**call("x"), "id": None}]},
+        {"role": "tool", "tool_call_id": None, "content": "here"},
+        {"role": "assistant", "content": None, "tool_calls": [call("x__thought__")]},
+        {"role": "tool", "tool_call_id": "x__thought__", "content": "here"},
+    ]
+    found = from_litellm(messages)
+    assert prune(found, 1) == found
+    assert to_litellm(found) == messages
+
+
+@pytest.mark.parametrize("cut", range(5))
+async def test_what_comes_before_the_user(cut: int) -> None:
+    """What a list holds before its first user message is kept by a session too, and no model is sent it."""
+    messages: list[Any] = [
+        {"role": "assistant", "content": "Welcome!"},
+        {"role": "assistant", "content": None, "tool_calls": [call("call_1")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Ada"},
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": "Here."},
+    ]
+    async with SessionStore(default_max_turns=1) as store:
+        session = await store.get_or_create("conversation-7", Agent("Support"))
+        for piece in (messages[:cut], messages[cut:]):
+            for message in from_litellm(piece, history=session.history):
+                await session.add_message(message)
+        assert to_litellm(session.history) == messages
+        assert to_litellm(session.history, model="gpt-4o") == messages[3:]
+
+
+async def test_results_of_calls_in_the_history() -> None:
+    """A result that is added to its call has that one's name."""
+    [_, asks] = from_litellm([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call("call_1")]}])
+    [result] = from_litellm([{"role": "tool", "tool_call_id": "call_1", "content": "here"}], history=[asks])
+    assert result.role is Role.SYSTEM  # no user message is there
+    [_, result] = from_litellm(
+        [{"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "call_1", "content": "here"}],
+        history=[asks],
+    )
+    assert result.tool_results[0].name == "check"
+
+
 async def test_a_session_goes_on() -> None:
     """A list goes into a session, an agent goes on with it, and its messages come out after those that were there."""
     agent = Agent("Support", engine=ScriptedEngine(["You're welcome."]))
     async with SessionStore() as store:
         session = await store.get_or_create("conversation-7", agent)
         async with session.turn():
-            for message in from_litellm(CONVERSATION):
+            for message in from_litellm(CONVERSATION, history=session.history):
                 await session.add_message(message)
         await agent.run("Thanks", session=session)
         assert to_litellm(session.history) == [

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from typing import TYPE_CHECKING, cast
 
-import attrs
 from agents.memory import SessionSettings
 
-from chatflow.adapters.openai_items import latest, to_items, to_messages
+from chatflow.adapters.openai_items import latest, to_messages, without_last
 from chatflow.core.agent import Agent
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
+from chatflow.core.records import check_id
 from chatflow.core.scopes import OwnTurn, TurnScope
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
-from chatflow.exceptions import UnmatchedToolResultError, shorten
+from chatflow.exceptions import shorten
 
 if TYPE_CHECKING:
     from agents import TResponseInputItem
+
+logger = logging.getLogger("chatflow.adapters")
 
 
 class ChatflowSession:
@@ -59,7 +62,7 @@ class ChatflowSession:
         self._agent = Agent(agent_name)
         self._store = store
         self._max_turns = max_turns
-        self.session_id = session_id
+        self.session_id = check_id(session_id, "session_id")
         self.session_settings = session_settings
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, SessionContext] = (
             weakref.WeakKeyDictionary()
@@ -69,9 +72,9 @@ class ChatflowSession:
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """The conversation's items, the oldest first; in a turn, what it has come to.
 
-        With a *limit*, or one of the *session_settings*, those of the last whole turns that have no more items
-        together, and of the last turn alone where it has more. A call without a result is among them, as it was added;
-        the SDK leaves it out of what it sends.
+        With a *limit*, or one of the *session_settings*, at least so many of the last ones: as few whole turns as have
+        them, or all where there are no more. A call without a result is among them, as it was added; the SDK leaves it
+        out of what it sends.
 
         Raises:
             ValueError: *limit* is below 0.
@@ -87,21 +90,19 @@ class ChatflowSession:
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add all of the items in one commit, durable on return, or none of them. In a turn they join its commit.
 
+        A result whose call is neither here nor among them is left out, and a warning logged: its call has left the
+        conversation in the meantime, and no model is sent the one without the other.
+
         Raises:
-            UnmatchedToolResultError: A result is among them, and its call neither here nor among them.
             UnstorableValueError: An item holds what can't be kept; the error names its path.
             SessionDeletedError: The conversation was deleted.
         """
         if not items:
             return
         async with OwnTurn(self._session) as working:
-            before = working.mark()
-            try:
-                for message in to_messages(items, working.history, self._agent.name):
-                    working.add(message, self.session_id)
-            except UnmatchedToolResultError:
-                working.restore(before)
-                raise
+            # All of it, also what the commit will prune: a result may come late in a turn.
+            for message in to_messages(items, working.window.history(), self._agent.name, self._leave_out):
+                working.add(message, self.session_id)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the last item and return it; None where there is none.
@@ -115,11 +116,10 @@ class ChatflowSession:
             history = working.history
             if not history:
                 return None
-            last, kept = history[-1], len(history) - 1
-            *items, popped = to_items([last])
-            working.restore_length(kept)
-            for message in to_messages(items, working.history, last.agent_name or self._agent.name):
-                working.add(attrs.evolve(message, timestamp=last.timestamp), self.session_id)
+            popped, left = without_last(history, self._agent.name)
+            working.restore_length(len(history) - 1)
+            if left is not None:
+                working.add(left, self.session_id)
             return cast("TResponseInputItem", popped)
 
     async def clear_session(self) -> None:
@@ -139,6 +139,14 @@ class ChatflowSession:
         its end inside. It is `AgentSession.turn`, whose session it gives: its state and metadata join the commit.
         """
         return self._session.turn(lease_seconds=lease_seconds)
+
+    def _leave_out(self, call_id: str) -> None:
+        logger.warning(
+            "session %s: the result of call %s was left out: its call has left the conversation, which was pruned or"
+            " cleared in the meantime",
+            shorten(self.session_id),
+            shorten(call_id),
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shorten(self.session_id)} in {self._store!r}>"

@@ -9,9 +9,7 @@ kept as it came, so that it comes back equal.
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import attrs
@@ -23,6 +21,7 @@ from chatflow.core.messages import Message, Role, ToolResult
 from chatflow.core.pruning import Window
 from chatflow.core.values import freeze_mapping
 from chatflow.engines.call_ids import with_ids_for
+from chatflow.engines.common_form import as_json
 from chatflow.engines.responses_form import to_input
 from chatflow.engines.responses_reply import from_responses_response
 from chatflow.exceptions import EngineError
@@ -38,6 +37,8 @@ NOT_TO_BE_READ: Final = (AttributeError, EngineError, IndexError, KeyError, Recu
 _MODEL: Final = "openai/unknown"
 """Whose items these are: what only OpenAI understands goes back to it alone."""
 
+_NO_ARGUMENTS: Final = frozenset({"type", "id", "call_id", "name", "status"})
+
 _REQUEST, _RESPONSE = "mcp_approval_request", "mcp_approval_response"
 
 
@@ -47,32 +48,45 @@ def to_items(messages: Sequence[Message]) -> list[Item]:
 
 
 def latest(history: History, limit: int | None) -> list[Item]:
-    """The items of the last whole turns, *limit* at most, or of the last turn alone if it has more.
+    """The items of the last whole turns: as few turns as have *limit* items, or all that there is where it has no more.
 
-    Turns that a call and its result join stay together, and so does what stands before the first turn, where there is
-    none. Without a *limit* it is all of the history, and nothing with 0.
+    Turns that a call and its result join stay together, and so does what stands before the first turn. Without a
+    *limit* it is all of the history, and nothing with 0.
     """
+    if limit is None:
+        return to_items(history)
     if limit == 0:
         return []
-    each = _items_of_each([*history])
-    left = sum(map(len, each))
-    if limit is not None and left > limit:
-        window = Window()
-        for message in history:
-            window.add(message)
-        starts = [history.system_count + cut for cut in window.cuts()] or [0]
-        before = [0, *accumulate(map(len, each))]
-        fitting = [start for start in starts if left - before[start] <= limit] or starts[-1:]
-        each = each[fitting[0] :]
-    return [item for items in each for item in items]
+    window = Window()
+    for message in history:
+        window.add(message)
+    starts = {history.system_count + cut for cut in window.cuts()}
+    asked_in_front = _asked_by(to_items(history.systems_from(0)))
+    messages = with_ids_for(_MODEL, history)
+    found: list[list[Item]] = []
+    missing, is_joined = limit, False
+    for place in reversed(range(len(history))):
+        items = _items_of(history[place], messages[place])
+        found.append(items)
+        missing -= len(items)
+        # What stands in front has no calls to the window, and what answers them no results.
+        is_joined = is_joined or (
+            history[place].role is Role.MODEL and any(_answered(item) in asked_in_front for item in items)
+        )
+        if missing <= 0 and place in starts and not is_joined:
+            break
+    return [item for items in reversed(found) for item in items]
 
 
-def to_messages(items: Iterable[Mapping[str, Any]], history: Iterable[Message], agent_name: str) -> list[Message]:
+def to_messages(
+    items: Iterable[Any], history: Iterable[Message], agent_name: str, leave_out: Callable[[str], None]
+) -> list[Message]:
     """The messages that these items are, to be added to *history*; the model's are those of *agent_name*.
 
-    `to_items` gives every one of them back, equal and in order. An item that we have no message for stands in a message
-    of the model's, as do instructions in the middle of a conversation. What comes before the first user message stands
-    in system messages, which no pruning takes away.
+    `to_items` gives every one of them back, equal and in order, but for results whose call is nowhere: they are left
+    out, and *leave_out* is called with the id that each names. An item that we have no message for stands in a message
+    of the model's, as do instructions in the middle of a conversation, unless a user message follows: they stand in
+    that. What comes before the first user message stands in system messages, which no pruning takes away.
 
     Raises:
         UnstorableValueError: An item is no mapping, or holds what can't be kept; the error names its path.
@@ -80,26 +94,65 @@ def to_messages(items: Iterable[Mapping[str, Any]], history: Iterable[Message], 
     reading, before = Reading(agent_name), list(history)
     reading.names.update((call.id, call.name) for message in before for call in message.tool_calls)
     front = to_items([message for message in before if message.role is Role.SYSTEM])
-    asked_in_front = {_asked(item) for item in front} - {None}
+    asked_in_front = _asked_by(front) - reading.names.keys()
     has_begun = any(message.role is Role.USER for message in before)
     for number, given in enumerate(items):
         item = cast("Item", freeze_mapping(given, f"items[{number}]"))
         answered, begins = _answered(item), _is_message(item, "user")
+        if answered is not None and answered not in asked_in_front and answered not in reading.names:
+            leave_out(answered)
+            continue
         if answered is not None:
-            has_place = answered not in asked_in_front  # where nothing has asked for it, it is refused when it is added
+            has_place = answered not in asked_in_front
         elif _is_message(item, "system", "developer"):
             has_place = not has_begun
         else:
             has_place = begins or has_begun
         if has_place and reading.takes(number, item):
-            pass
+            asked_in_front -= _asked_by([item])
         elif begins or not has_begun:
             reading.take_alone(number, item, Role.USER if begins else Role.SYSTEM)
-            asked_in_front |= {_asked(item)} - {None}
+            asked_in_front |= _asked_by([item])
         else:
             reading.take_unread(number, item)
         has_begun = has_begun or begins
     return [read.message for read in reading.end()]
+
+
+def without_last(history: History, agent_name: str) -> tuple[Item, Message | None]:
+    """The last item of *history*, and what is left of its message without it."""
+    *before, last = history
+    *rest, popped = _items_of(last, with_ids_for(_MODEL, history)[-1])
+    if not rest:
+        return popped, None
+    if last.role is Role.TOOL:
+        results = last.tool_results[: len(rest)]
+        left = attrs.evolve(last, tool_results=results)
+        read: Mapping[str, Any] = {ITEMS_KEY: kept(rest, [result.content for result in results], "output")}
+    else:
+        again = _message_of_model(rest, last.agent_name or agent_name)
+        read = again.extra
+        if last.role is Role.USER:  # with instructions before it
+            role = Role.MODEL if any(message.role is Role.USER for message in before) else Role.SYSTEM
+            return popped, attrs.evolve(again, role=role, timestamp=last.timestamp)
+        content = again.content if _is_message(popped, "assistant") else last.content
+        left = attrs.evolve(last, content=content, tool_calls=last.tool_calls[: len(again.tool_calls)])
+    # What is left of a message that was made of no items does without them where it can: as items its calls have ids
+    # that depend on all that is before them.
+    if given_back(last, ITEMS_KEY, _field_of(last)) or _items_of_each([*before, left])[-1] != rest:
+        left = attrs.evolve(left, extra={**last.extra, **read})
+    return popped, left
+
+
+def _message_of_model(items: Iterable[Item], agent_name: str) -> Message:
+    """The one message of a model's that these items are."""
+    reading = Reading(agent_name)
+    for number, item in enumerate(items):
+        stands_aside = _answered(item) is not None or _is_message(item, "system", "developer")
+        if stands_aside or not reading.takes(number, item):
+            reading.take_unread(number, item)
+    [read] = reading.end()
+    return read.message
 
 
 @attrs.frozen
@@ -182,19 +235,26 @@ class Reading:
         return self._read
 
     def _take_message(self, number: int, item: Item, role: Role, content: Any, at: dict[str, Any]) -> None:
-        message = Message(role, content, extra={ITEMS_KEY: kept([item], [content], "content")}, **at)
+        start = len(self._reply)
+        while role is Role.USER and start and _is_message(self._reply[start - 1].item, "system", "developer"):
+            start -= 1  # instructions directly before a question belong to its turn
+        before = self._reply[start:]
+        items, said = [*(each.item for each in before), item], [*[None] * len(before), content]
+        message = Message(role, content, extra={ITEMS_KEY: kept(items, said, "content")}, **at)
+        del self._reply[start:]
         self._end_reply()
         self._end_results()
-        self._read.append(Read(number, message))
+        self._read.append(Read(before[0].number if before else number, message))
 
     def _call(self, item: Item, kind: str) -> Item:
-        name, arguments = item.get("name"), item.get("arguments")
+        name, arguments, call_id = item.get("name"), item.get("arguments"), _asked(item)
         if kind not in {"function_call", _REQUEST}:
-            rest = {key: value for key, value in item.items() if key not in {"type", "id", "call_id", "name", "status"}}
-            name, arguments = name or kind.removesuffix("_call"), json.dumps(rest)
-        call_id = _asked(item)
-        if not (isinstance(name, str) and isinstance(call_id, str) and isinstance(arguments, str)):
-            raise TypeError("a call has a name, a call_id and arguments, all text")
+            arguments = {key: value for key, value in item.items() if key not in _NO_ARGUMENTS}
+        if not isinstance(arguments, str):
+            arguments = as_json(arguments or {})
+        if not isinstance(name, str) or not name:
+            name = kind.removesuffix("_call")
+        assert call_id is not None, "that makes it a call"
         self.names[call_id] = name
         return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
 
@@ -243,10 +303,17 @@ class Reading:
 
 
 def _items_of_each(messages: Sequence[Message]) -> list[list[Item]]:
-    return [
-        given_back(message, ITEMS_KEY, "output" if message.role is Role.TOOL else "content") or _sent(with_id)
-        for message, with_id in zip(messages, with_ids_for(_MODEL, messages), strict=True)
-    ]
+    return list(map(_items_of, messages, with_ids_for(_MODEL, messages)))
+
+
+def _items_of(message: Message, with_id: Message) -> list[Item]:
+    """The items of a message; *with_id* is the same with ids that OpenAI takes."""
+    return given_back(message, ITEMS_KEY, _field_of(message)) or _sent(with_id)
+
+
+def _field_of(message: Message) -> str:
+    """What of its items says what the message says."""
+    return "output" if message.role is Role.TOOL else "content"
 
 
 def _sent(message: Message) -> list[Item]:
@@ -265,6 +332,11 @@ def _asked(item: Mapping[str, Any]) -> str | None:
     is_call = isinstance(kind, str) and (kind.endswith("_call") or kind == "program")
     id_ = item.get("id") if kind == _REQUEST else item.get("call_id") if is_call else None
     return id_ if isinstance(id_, str) else None
+
+
+def _asked_by(items: Iterable[Item]) -> set[str]:
+    """The ids of the calls among the items."""
+    return {id_ for id_ in map(_asked, items) if id_ is not None}
 
 
 def _answered(item: Mapping[str, Any]) -> str | None:

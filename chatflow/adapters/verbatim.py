@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from chatflow.core.messages import Message
+from chatflow.core.messages import Message, Role
 from chatflow.core.values import thaw
 
 
@@ -40,10 +40,14 @@ def given_back(message: Message, key: str, field: str) -> list[dict[str, Any]] |
 
 
 def texts_of(message: Message, count: int) -> Sequence[Any]:
-    """What each of *count* items could repeat of *message*: its results, or its text where there is one item."""
+    """What each of *count* items could repeat of *message*: its results, or its text, where it is clear whose that is.
+
+    A user's is that of the last item; what stands before it are instructions.
+    """
     if message.tool_results:
         return [result.content for result in message.tool_results]
-    return [message.content] if count == 1 else [None] * count
+    is_last = count == 1 or message.role is Role.USER
+    return [*[None] * (count - 1), message.content if is_last else None]
 
 
 def _is_text(said: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ from agents import (
     InputGuardrail,
     InputGuardrailTripwireTriggered,
     MaxTurnsExceeded,
+    RunConfig,
     Runner,
     function_tool,
     set_tracing_disabled,
 )
-from agents.memory import OpenAIResponsesCompactionSession, Session
+from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSettings
 from agents.testing import ScriptedModel, assistant_message, function_call
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseFunctionWebSearch, ResponseReasoningItem
@@ -195,25 +197,54 @@ async def lists_of_items(session: Session) -> list[Any]:
     return inputs(script)
 
 
-async def compacted(session: Session) -> list[Any]:
-    """The SDK's compaction puts one item in the place of all that was said; then another run."""
+class Compactions:
+    """OpenAI's endpoint for compactions, which puts one item in the place of all that it is sent."""
 
-    def respond(request: httpx.Request) -> httpx.Response:
+    def __init__(self) -> None:
+        self.sent: Final[list[Any]] = []
+
+    def respond(self, request: httpx.Request) -> httpx.Response:
+        """Note what was sent, and answer."""
+        self.sent.append(json.loads(request.content)["input"])
         compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "abc"}
         usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         response = {"id": "resp_1", "object": "response.compaction", "created_at": 0, "output": [compaction]}
         return httpx.Response(200, json={**response, "usage": {**usage, **details}})
 
+    def client(self) -> AsyncOpenAI:
+        """A client that asks it."""
+        # The types of openai's client name the successor of httpx that it comes with, and httpx will do.
+        http: Any = httpx.AsyncClient(transport=httpx.MockTransport(self.respond))
+        return AsyncOpenAI(api_key="none", http_client=http)
+
+
+async def compacted(session: Session) -> list[Any]:
+    """The SDK's compaction puts one item in the place of all that was said; then another run."""
     script = model(said("one"), said("two"))
-    # The types of openai's client name the successor of httpx that it comes with, and httpx will do.
-    http: Any = httpx.AsyncClient(transport=httpx.MockTransport(respond))
-    async with AsyncOpenAI(api_key="none", http_client=http) as client:
+    async with Compactions().client() as client:
         wrapped = OpenAIResponsesCompactionSession("conversation-7", session, client=client)
         await Runner.run(Agent(name="Support", model=script), "first", session=wrapped)
         await wrapped.run_compaction({"force": True, "compaction_mode": "input"})
         await Runner.run(Agent(name="Support", model=script), "second", session=wrapped)
     return inputs(script)
+
+
+async def compacting(session: Session, settings: SessionSettings) -> list[Any]:
+    """What was sent to be compacted by itself in two runs with these settings."""
+    script, compactions = model(said("two"), said("three")), Compactions()
+    async with compactions.client() as client:
+        wrapped = OpenAIResponsesCompactionSession(
+            "conversation-7",
+            session,
+            client=client,
+            compaction_mode="input",
+            should_trigger_compaction=lambda context: len(context["session_items"]) > 3,
+        )
+        for text in ("second", "third"):
+            config = RunConfig(session_settings=settings)
+            await Runner.run(Agent(name="Support", model=script), text, session=wrapped, run_config=config)
+    return compactions.sent
 
 
 SCENARIOS: Final[tuple[Run, ...]] = (

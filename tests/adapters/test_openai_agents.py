@@ -29,14 +29,13 @@ from chatflow import (
     SQLiteSessionStore,
     StoreOwnerRequiredError,
     TurnInsideTurnError,
-    UnmatchedToolResultError,
     UnstorableValueError,
 )
 from chatflow import Runner as ChatflowRunner
 from chatflow.adapters.openai_agents import ChatflowSession
 from chatflow.testing.conformance.stepping import CANCELLERS, MOMENTS, Canceller, Moment, Operation
 from tests.adapters.items import Conversation, conversations
-from tests.adapters.runs import SCENARIOS, Run, check, inputs, model, said, several_turns
+from tests.adapters.runs import SCENARIOS, Run, check, compacting, inputs, model, refund, said, several_turns
 
 CALL: Any = {"type": "function_call", "call_id": "call_1", "name": "check", "arguments": "{}"}
 OUTPUT: Any = {"type": "function_call_output", "call_id": "call_1", "output": "in transit"}
@@ -120,11 +119,11 @@ async def test_window(store: BaseSessionStore) -> None:
 
 
 async def test_limit(store: BaseSessionStore) -> None:
-    """The limit is an argument's, or that of the settings, and counts whole turns' items."""
-    session = ChatflowSession("conversation-7", store, session_settings=SessionSettings(limit=3))
+    """The limit is an argument's, or that of the settings, and is reached by whole turns."""
+    session = ChatflowSession("conversation-7", store, session_settings=SessionSettings(limit=2))
     await session.add_items([user("one"), answer("1"), user("two"), answer("2")])
     assert texts(await session.get_items()) == ["two", "2"]
-    assert texts(await session.get_items(limit=4)) == ["one", "1", "two", "2"]
+    assert texts(await session.get_items(limit=3)) == ["one", "1", "two", "2"]
     assert texts(await session.get_items(limit=1)) == ["two", "2"]
     assert await session.get_items(limit=0) == []
     with pytest.raises(ValueError, match="limit must be at least 0, not -1"):
@@ -166,22 +165,62 @@ async def test_clearing(store: BaseSessionStore) -> None:
     assert ([message.text for message in found.history], dict(found.state)) == (["two"], {"language": "de"})
 
 
-async def test_result_without_call(store: BaseSessionStore) -> None:
-    """A result whose call is nowhere is refused, and nothing that came with it is added, in a turn neither."""
-    session = ChatflowSession("conversation-7", store)
-    await session.add_items([user("one")])
-    with pytest.raises(UnmatchedToolResultError) as refusal:
-        await session.add_items([answer("1"), user("two"), OUTPUT])
-    assert (refusal.value.session_id, refusal.value.tool_call_id) == ("conversation-7", "call_1")
-    assert texts(await session.get_items()) == ["one"]
+@pytest.mark.parametrize("left", ["pruned", "cleared"])
+async def test_a_late_approval(store: BaseSessionStore, caplog: pytest.LogCaptureFixture, left: str) -> None:
+    """A run approved when its call has left ends with its answer; the result alone is left out, with a warning."""
+    session = ChatflowSession("conversation-7", store, max_turns=2)
+    script = model(
+        [function_call("refund", {"order_id": "4"}, call_id="call_1")], said("1"), said("2"), said("Done."), said("Bye")
+    )
+    agent = Agent(name="Support", tools=[refund], model=script)
+    waiting = await Runner.run(agent, "Refund it", session=session)
+    for text in ("one", "two"):
+        await Runner.run(agent, text, session=session)
+    if left == "cleared":
+        await session.clear_session()
+    state = waiting.to_state()
+    state.approve(waiting.interruptions[0])
+    result = await Runner.run(agent, state, session=session)
+    assert result.final_output == "Done."
+    assert texts(await session.get_items()) == {"pruned": ["one", "1", "two", "2", "Done."], "cleared": ["Done."]}[left]
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "session 'conversation-7': the result of call 'call_1' was left out: its call has left the conversation, which"
+        " was pruned or cleared in the meantime"
+    )
+    await Runner.run(agent, "Thanks", session=session)
+    assert texts(inputs(script)[-1])[-2:] == ["Done.", "Thanks"]
+
+
+async def test_a_late_result_in_a_turn(store: BaseSessionStore) -> None:
+    """A result finds its call in a turn of its own, also where the commit would have pruned the call without it."""
+    session = ChatflowSession("conversation-7", store, max_turns=1)
     async with session.turn():
-        await session.add_items([answer("1")])
-        with pytest.raises(UnmatchedToolResultError):
-            await session.add_items([user("two"), OUTPUT])
-        assert texts(await session.get_items()) == ["one", "1"]
-    assert texts(await session.get_items()) == ["one", "1"]
-    with pytest.raises(UnmatchedToolResultError):
-        await ChatflowSession("conversation-8", store).add_items([OUTPUT])
+        await session.add_items([user("one"), CALL])
+        await session.add_items([user("two"), answer("2")])
+        await session.add_items([OUTPUT])
+    assert await session.get_items() == [user("one"), CALL, user("two"), answer("2"), OUTPUT]
+
+
+@pytest.mark.parametrize("limit", [5, 41])
+async def test_compacting_what_was_not_seen(store: BaseSessionStore, limit: int) -> None:
+    """The SDK's compaction never puts a summary in the place of what a limit has kept from it."""
+    session = ChatflowSession("conversation-7", store)
+    await session.add_items([user("I'm Ada."), answer("Hello.")])
+    for number in range(30):
+        await session.add_items([user(f"question {number}"), answer(f"answer {number}")])
+    sent = await compacting(session, SessionSettings(limit=limit))
+    assert not any("Ada" in json.dumps(each) for each in sent)
+    assert (await session.get_items())[0] == user("I'm Ada.")
+
+
+async def test_compacting_what_was_seen(store: BaseSessionStore) -> None:
+    """The SDK compacts by itself where it has seen all of the conversation."""
+    session = ChatflowSession("conversation-7", store)
+    await session.add_items([user("I'm Ada."), answer("1")])
+    sent = await compacting(session, SessionSettings())
+    assert texts(sent[0]) == ["I'm Ada.", "1", "second", "two"]
+    assert [item.get("type") for item in await session.get_items()] == ["compaction", None, "message"]
 
 
 async def test_what_cant_be_kept(store: BaseSessionStore) -> None:
@@ -430,6 +469,7 @@ async def test_owners(store: BaseSessionStore) -> None:
     [
         ({"session_id": ""}, ValueError),
         ({"session_id": 7}, TypeError),
+        ({"session_id": None}, TypeError),
         ({"store": "chat.db"}, TypeError),
         ({"agent_name": ""}, ValueError),
         ({"max_turns": 0}, ValueError),

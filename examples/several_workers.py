@@ -153,7 +153,8 @@ async def main(messages: int, workers: int) -> bool:
             left = [turn for turn in await store.pending_turns() if turn.state != "answered"]
     count = sum(map(len, found.values()))
     print(f"{messages} messages, each delivered twice; {workers} workers, and {crowd.killed} that were killed")
-    print(f"{count} answers in the file; each was sent at least once, {crowd.told.total() - messages} of them again")
+    again = crowd.told.total() - messages
+    print(f"{count} answers in the file, all sent; {again} times one was sent again, after a kill")
     is_right = not left and all([text for text, _ in found[customer]] == asked[customer] for customer in asked)
     print("each message has one answer, in its place" if is_right else f"something is wrong: {found}, {left}")
     return is_right

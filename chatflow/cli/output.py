@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chatflow.cli.safe import ascii_json, shown
+from chatflow.cli.wrapping import Flow
 
 Step: TypeAlias = Callable[[], None]
 """Says that another part is done."""
@@ -38,9 +39,15 @@ class Output:
         self.out: Final = console()
         self.err: Final = console(stderr=True)
 
-    def line(self, text: str = "", style: str = "") -> None:
-        """Print a line of the result."""
-        self.out.print(Text(shown(text), style=style))
+    def line(self, text: str = "", style: str = "", *, begin: str = "") -> None:
+        """Print a line of the result, behind *begin*."""
+        flow = self.flow(Text(begin))
+        flow.add(shown(text), style)
+        flow.end()
+
+    def flow(self, begin: Text, margin: Text | None = None) -> Flow:
+        """Begin a text of the result that is printed in pieces; *margin* is blank unless given."""
+        return Flow(self.out, begin, Text(" " * begin.cell_len) if margin is None else margin)
 
     def note(self, text: str, style: str = "dim") -> None:
         """Say something about the work, beside the result."""
@@ -63,7 +70,8 @@ class Output:
         table = Table(*columns, box=None, header_style="bold", pad_edge=False)
         for row in rows:
             table.add_row(*(Text(shown(cell)) for cell in row))
-        self.out.print(table, soft_wrap=False)
+        if table.rows:
+            self.out.print(table, soft_wrap=False)
 
     @contextmanager
     def working(self, text: str) -> Generator[None]:

@@ -8,8 +8,9 @@ from rich.status import Status
 from rich.text import Text
 
 from chatflow.cli.output import Output
-from chatflow.cli.safe import one_line, shown
-from chatflow.cli.transcript import WAITING, call_text, result_text
+from chatflow.cli.safe import one_line
+from chatflow.cli.transcript import WAITING, call_text, label_of, result_text
+from chatflow.cli.wrapping import Flow
 from chatflow.core.events import (
     AnswerRejected,
     ApprovalRequested,
@@ -32,6 +33,8 @@ class Screen:
     def __init__(self, output: Output) -> None:
         self._output: Final = output
         self._speaker: str | None = None
+        self._flow: Flow | None = None
+        """What the speaker is saying."""
         self._status: Status | None = None
         self._has_said = False
 
@@ -47,10 +50,10 @@ class Screen:
         self._stop_waiting()
         match event:
             case TextDelta(text, agent_name):
-                self._say(agent_name, text, "")
+                self._say(label_of(agent_name), text, "")
                 self._has_said = True
             case ReasoningDelta(text, agent_name) if self._output.out.is_terminal:
-                self._say(f"{agent_name} thinks", text, "dim italic")
+                self._say(f"{label_of(agent_name)} thinks", text, "dim italic")
             case ToolStarted(call, agent_name):
                 self._line(f"{agent_name} calls {call_text(call)}", "yellow")
             case ToolFinished(_, result):
@@ -71,23 +74,23 @@ class Screen:
         """The turn is stored; print its answer if it was not told in pieces."""
         self._stop_waiting()
         if response.content and not self._has_said:
-            self._say(response.active_agent_name, response.content, "")
+            self._say(label_of(response.active_agent_name), response.content, "")
         self.end()
 
     def end(self) -> None:
         """The turn is over, however it ended."""
         self._stop_waiting()
-        if self._speaker is not None:
-            self._output.out.print()
-            self._speaker = None
+        flow, self._flow, self._speaker = self._flow, None, None
+        if flow is not None:
+            flow.end()
 
     def _say(self, who: str, text: str, style: str) -> None:
-        if self._speaker != who:
+        if self._flow is None or self._speaker != who:
             self.end()
-            self._output.out.print(Text(f"{shown(who)}: ", "bold green"), end="")
             self._speaker = who
-        self._output.out.print(Text(shown(text, lines=True), style), end="")
-        self._output.out.file.flush()
+            begin = Text(f"{who}: ", "bold green")
+            self._flow = self._output.flow(begin, None if self._output.out.is_terminal else Text())
+        self._flow.add(text, style)
 
     def _gave(self, result: ToolResult) -> None:
         gave = "failed:" if result.is_error else "gave"
@@ -96,7 +99,7 @@ class Screen:
 
     def _line(self, text: str, style: str) -> None:
         self.end()
-        self._output.line(f"  {text}", style)
+        self._output.line(text, style, begin="  ")
 
     def _stop_waiting(self) -> None:
         status, self._status = self._status, None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from chatflow.cli.output import Output
@@ -22,7 +23,7 @@ _LONGEST: Final = 1000
 """Characters of a text that are shown unless all are asked for."""
 
 _WIDEST: Final = 20
-"""Characters of a speaker's name."""
+"""Cells of a speaker's name."""
 
 _STYLES: Final = {Role.USER: "bold cyan", Role.MODEL: "bold green", Role.SYSTEM: "magenta", Role.TOOL: "yellow"}
 WAITING: Final = "bold red"
@@ -61,7 +62,7 @@ def print_session(session: SessionContext, output: Output, *, full: bool) -> Non
     """Print all of a conversation."""
     output.line(session.session_id, "bold")
     for name, value, style in _facts(session):
-        output.out.print(Text(f"  {name:<9} ").append(shown(value), style))
+        output.line(value, style, begin=f"  {name:<9} ")
     print_history(session, output, full=full)
 
 
@@ -124,8 +125,11 @@ def print_history(session: SessionContext, output: Output, *, full: bool, last: 
             turn += 1
         if skips and turn <= skips:
             continue
-        if position == begins and not skips:
+        if position == begins and begins:
+            output.line()
             output.line(f"---- {_window_text(session, begins)} ----", "blue")
+        elif message.role is Role.USER or not position:
+            output.line()
         if message.role is Role.USER:
             cost = counts_text(costs[turn - 1])
             output.line(f"turn {turn}, {message.timestamp:%Y-%m-%d %H:%M:%SZ}{f', {cost}' if cost else ''}", "dim")
@@ -148,7 +152,7 @@ def _window_text(session: SessionContext, begins: int) -> str:
 
 def _width(history: Sequence[Message]) -> int:
     names = {_who(message) for message in history}
-    return max(6, *(min(len(shown(name)), _WIDEST) for name in names)) if names else 6
+    return max(6, *(min(cell_len(shown(name)), _WIDEST) for name in names)) if names else 6
 
 
 def _who(message: Message) -> str:
@@ -159,14 +163,20 @@ def _who(message: Message) -> str:
 
 def print_said(said: Said, output: Output, *, width: int, full: bool) -> None:
     """Print a piece of a message, with who has said it beside it."""
-    who = shown(said.who)
-    label = who if len(who) <= _WIDEST else f"{who[: _WIDEST - 3]}..."
+    label = label_of(said.who)
     text = said.text
     if not full and len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}\n(... {len(said.text) - _LONGEST:,} more characters; --full shows them)"
-    for number, line in enumerate(shown(text, lines=True).split("\n")):
-        begin = Text().append(f"{label if number == 0 else '':>{width}}", said.style).append(" | ", "dim")
-        output.out.print(begin.append(line, said.beside))
+    begin = Text(" " * (width - cell_len(label))).append(label, said.style).append(" | ", "dim")
+    flow = output.flow(begin, Text(" " * width).append(" | ", "dim"))
+    flow.add(text, said.beside)
+    flow.end()
+
+
+def label_of(who: str) -> str:
+    """The name of a speaker, as it stands beside what was said."""
+    name = shown(who)
+    return name if cell_len(name) <= _WIDEST else f"{set_cell_size(name, _WIDEST - 3)}..."
 
 
 def _pieces(message: Message, position: int, waiting: set[tuple[int, int]]) -> Iterator[Said]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -23,13 +24,19 @@ from chatflow.cli.screen import Screen
 from chatflow.cli.transcript import WAITING, call_text, print_history
 from chatflow.core.agent import Agent
 from chatflow.core.messages import AgentResponse, ToolCall
+from chatflow.core.rows import IN_LINE
+from chatflow.core.session import SessionContext
+from chatflow.exceptions import MessageDeadError, shorten
 from chatflow.runner import Runner
 from chatflow.running.stream import RunStream
 
 _SHOWN_TURNS: Final = 10
 """Turns of before that are shown at the beginning."""
 
-_NOTHING: Final = "nothing of it was stored"
+OWN: Final = "chatflow-chat-"
+"""How the ids of messages begin that were typed here."""
+
+_UNANSWERED: Final = "none of it is in the conversation; typed again it goes on"
 _DECIDED: Final = "a call that had begun is finished by the next turn, any other still waits"
 """What remains of a turn that did not come to its end: of a message, and of a decision."""
 
@@ -43,9 +50,9 @@ _DECIDED: Final = "a call that had begun is finished by the next turn, any other
 def chat(db: str, owner: str | None, session_id: str, model: str | None, agents: str | None) -> None:
     """Talk to an agent in the terminal; the conversation is kept, and goes on the next time.
 
-    Ctrl-C cancels a turn, of which nothing is stored, and again at the prompt it leaves, as Ctrl-D does. Without a
-    terminal each line that is read is a message, and what a person would have to approve waits. Without --model and
-    --agents a script answers, offline. With --db :memory: nothing is kept.
+    Ctrl-C cancels a turn, and again at the prompt it leaves, as Ctrl-D does. A turn that was killed goes on the next
+    time. Without a terminal each line that is read is a message, and what a person would have to approve waits. Without
+    --model and --agents a script answers, offline. With --db :memory: nothing is kept.
     """
     if model is not None and agents is not None:
         raise click.UsageError("--model and --agents exclude each other")
@@ -87,28 +94,71 @@ class Chat:
         """Whether the next Ctrl-C at the prompt leaves."""
         self._is_over = False
         """Whether there is nothing more to be read."""
+        self._unanswered: tuple[str, str] | None = None
+        """The last message and its id, if its turn was cancelled or failed: typed again it is the same one."""
 
     def hold(self) -> None:
         """Show what was said before, then ask and answer until there is nothing more."""
         self._output.note(f"conversation {self._session_id!r} in {self._runner.session_store.name!r}")
-        self._ask_about(self._loop.run(self._show_before()))
+        session = self._session()
+        if session is not None and len(session.history):
+            print_history(session, self._output, full=False, last=_SHOWN_TURNS)
+            self._leave_a_gap()
+        self._go_on()
+        session = self._session()
+        if session is not None and session.pending_approvals:
+            self._ask_about(session.pending_approvals)
+            self._leave_a_gap()
         if self._is_person:
             with suppress(ImportError):  # not everywhere; it lets lines be edited, and those of before be had again
                 import_module("readline")
         while not self._is_over and (text := self._read("you: ")) is not None:
             if not text.strip():
                 continue
-            self._is_leaving = False
-            response = self._run(self._runner.run_stream(self._session_id, text), _NOTHING)
+            response = self._answer(text, self._id_of(text))
             if response is not None:
                 self._ask_about(response.awaiting_approval)
+            self._leave_a_gap()
 
-    async def _show_before(self) -> tuple[ToolCall, ...]:
-        session = await self._runner.get_session(self._session_id)
-        if session is None or not len(session.history):
-            return ()
-        print_history(session, self._output, full=False, last=_SHOWN_TURNS)
-        return session.pending_approvals
+    def _session(self) -> SessionContext | None:
+        return self._loop.run(self._runner.get_session(self._session_id))
+
+    def _leave_a_gap(self) -> None:
+        """Set what follows apart; what a program reads has no need of it."""
+        if self._is_person:
+            self._output.line()
+
+    def _go_on(self) -> None:
+        """Go on with the messages typed here whose turns a killed process has left."""
+        for turn in self._loop.run(self._runner.session_store.pending_turns()):
+            if turn.session_id != self._session_id or turn.state not in IN_LINE:
+                continue
+            text, message_id = turn.user_message, turn.message_id
+            if text is None or message_id is None or not message_id.startswith(OWN):
+                continue
+            if turn.agent_name != self._runner.starting_agent.name:
+                self._output.note(
+                    f"{shorten(text)} is not answered yet: it waits for the agent {shorten(turn.agent_name)}", "yellow"
+                )
+                continue
+            self._output.note("this was not answered to its end, and goes on:", "yellow")
+            self._output.line(text, begin="you: ")
+            self._answer(text, message_id)
+            self._leave_a_gap()
+
+    def _id_of(self, text: str) -> str:
+        if self._unanswered is not None and self._unanswered[0] == text:
+            return self._unanswered[1]
+        return f"{OWN}{uuid.uuid4().hex}"
+
+    def _answer(self, text: str, message_id: str) -> AgentResponse | None:
+        """Have a message answered; None if its turn was cancelled or failed, which has been said then."""
+        self._is_leaving = False
+        self._unanswered = (text, message_id)
+        response = self._run(self._runner.run_stream(self._session_id, text, message_id=message_id), _UNANSWERED)
+        if response is not None:
+            self._unanswered = None
+        return response
 
     def _read(self, prompt: str) -> str | None:
         """The next line; None at the end."""
@@ -145,6 +195,8 @@ class Chat:
             self._screen.end()
             if not self._is_person or click.get_current_context().meta[DEBUG]:
                 raise
+            if isinstance(error, MessageDeadError):
+                self._unanswered = None
             self._output.note(f"{described(error)} ({remains})", "red")
             return None
         self._screen.end()

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from chatflow import Agent, Runner, SQLiteSessionStore
+from chatflow.cli.chat import OWN
+from chatflow.cli.offline import offline_agent
 from tests.cli.conftest import HOSTILE, Command, fill, said
 from tests.cli.test_sessions import is_plain
+from tests.cli.test_upkeep import damage
 
 AGENTS = """
-from chatflow import Agent, EngineReply, Handoff, Runner, ScriptedEngine, tool
+from chatflow import Agent, EngineReply, Handoff, Role, Runner, ScriptedEngine, tool
 
 @tool
 async def fails() -> str:
@@ -26,7 +29,37 @@ typed = Agent("Typed", output_type=list[int], engine=ScriptedEngine(["no numbers
 number = 5
 class inner:
     agent = silent
+
+payments = []
+
+@tool
+async def pay() -> str:
+    \"\"\"Pay.\"\"\"
+    payments.append("paid")
+    return "paid"
+
+answers = ["Done.", RuntimeError("the line is down")]
+
+def answer(request):
+    if request.messages[-1].role is not Role.TOOL:
+        return ScriptedEngine.call("pay")
+    said = answers.pop()
+    if isinstance(said, str):
+        return said
+    raise said
+
+flaky = Agent("Flaky", tools=[pay], engine=ScriptedEngine(default=answer))
 """
+
+
+def left_behind(path: Path, agent_name: str) -> None:
+    """Leave in the conversation "main" what a killed chat with that agent leaves of the message "my last words"."""
+
+    async def accept(store: SQLiteSessionStore) -> None:
+        await Runner(Agent(agent_name), store).accept("main", "my last words", message_id=f"{OWN}1")
+
+    fill(path, accept)
+    damage(path, "UPDATE chatflow_turns SET state = 'interrupted', accepted = 0, attempts = 1")
 
 
 @pytest.fixture
@@ -163,9 +196,59 @@ def test_interrupted_before_it_begins(command: Command, monkeypatch: pytest.Monk
     monkeypatch.setattr("chatflow.cli.chat._until_interrupted", interrupted)
     ran = command("chat", "--db", ":memory:", typed="one\ntwo\n")
     assert ran.status == 0
-    assert "cancelled: nothing of it was stored" in ran.err
+    assert "cancelled: none of it is in the conversation; typed again it goes on" in ran.err
     assert "You said: two" in ran.out
     assert "You said: one" not in ran.out
+
+
+@pytest.mark.usefixtures("agents")
+def test_typed_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message whose turn has failed goes on when it is typed again: what its tools have done is not done again."""
+    monkeypatch.setattr("chatflow.cli.chat.is_person", lambda: True)
+    ran = command("chat", "--agents", "mine:flaky", typed="pay\npay\n")
+    assert "the line is down; --debug shows where it comes from (none of it is in the conversation; typed" in ran.err
+    assert "Flaky: Done." in ran.out
+    assert sys.modules["mine"].payments == ["paid"]
+    assert command("turns", "pending").out == ""
+
+
+@pytest.mark.usefixtures("agents")
+def test_said_twice(command: Command) -> None:
+    """A message that was answered is another one when it is typed again."""
+    ran = command("chat", typed="hello\nhello\n")
+    assert "You said: hello (This is message 2 that I can see of yours.)" in ran.out
+
+
+def test_killed(command: Command, db: Path) -> None:
+    """Started again after it was killed, it shows the message that was not answered to its end, and goes on with it."""
+    left_behind(db, offline_agent().name)
+    ran = command("chat", typed="And now?\n")
+    assert ran.out.splitlines()[:2] == [
+        "you: my last words",
+        "Scripted support: You said: my last words (This is message 1 that I can see of yours.)",
+    ]
+    assert "this was not answered to its end, and goes on:" in ran.err
+    assert "This is message 2" in ran.out
+    assert "goes on" not in command("chat").err
+
+
+def test_killed_with_another_agent(command: Command, db: Path) -> None:
+    """A message that was typed to another agent waits for that one, which is said."""
+    left_behind(db, "Terminal assistant")
+    ran = command("chat", typed="hello\n")
+    assert "'my last words' is not answered yet: it waits for the agent 'Terminal assistant'" in ran.err
+    assert ran.out.splitlines()[0] == "you: hello"
+    assert command("turns", "pending").out.split("\t")[1:3] == ["interrupted", "main"]
+
+
+def test_given_up(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that has cost its process too often is given up, which is said; typed again it is a new one."""
+    left_behind(db, offline_agent().name)
+    damage(db, "UPDATE chatflow_turns SET attempts = 5")
+    monkeypatch.setattr("chatflow.cli.chat.is_person", lambda: True)
+    ran = command("chat", typed="my last words\n")
+    assert "was given up after 5 attempts" in ran.err
+    assert "You said: my last words (This is message 1 that I can see of yours.)" in ran.out
 
 
 @pytest.mark.usefixtures("agents")
@@ -202,6 +285,7 @@ def test_refused_answer(command: Command) -> None:
         (("--agents", "mine:number"), "has a int, and no agent, as 'number'"),
         (("--agents", "mine:silent", "--model", "gpt"), "--model and --agents exclude each other"),
         (("--db", "."), "is a folder; name a file in it"),
+        (("--db", "nowhere/x/chat.db"), "there is no folder 'nowhere/x'; make it, or name another file with --db"),
         (("--owner", ""), "must not be empty"),
     ],
 )
@@ -211,6 +295,7 @@ def test_refused(command: Command, args: tuple[str, ...], reason: str) -> None:
     assert ran.status in {1, 2}
     assert reason in ran.err.splitlines()[-1]
     assert "Traceback" not in ran.err
+    assert not Path("nowhere").exists()
 
 
 @pytest.mark.usefixtures("agents")
@@ -227,4 +312,4 @@ def test_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
     ran = command("chat", "--model", "gpt-4o", typed="hello\n")
     assert (ran.status, ran.out) == (1, "you: hello\n")
-    assert "OPENAI_API_KEY" in ran.err.splitlines()[-1]
+    assert ran.err.splitlines()[-1].endswith("; set OPENAI_API_KEY or OPENAI_ADMIN_KEY in the environment")

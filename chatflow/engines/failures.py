@@ -120,7 +120,7 @@ def failure_of(
     if status is None and (_SAYS_NO_KEY.search(str(error)) or lacks_key):
         kind = EngineAuthenticationError
         names = " or ".join(KEY_NAMES.get(provider_of(model), ("the provider's key",)))
-        what = f"there is no API key; set {names} in the environment, or give api_key="
+        what = f"there is no API key; set {names} in the environment"
     elif isinstance(error, TimeoutError | litellm.Timeout) or status == 408:
         kind, what = EngineTimeoutError, f"no answer within {timeout:g} s"
     elif isinstance(error, litellm.ContextWindowExceededError) or said.get("code") == "context_length_exceeded":

@@ -14,8 +14,8 @@ class Location:
     """Where a database is.
 
     *target* is what SQLite opens, as a URI where *is_uri*. *identity* is the same for all stores that share one
-    database, and None for a private one. *path* is the file, and None in memory. With *read_only* the file is there and
-    stays as it is.
+    database, and None for a private one. *path* is the file, and None in memory. *name* is what errors call it: the
+    file as it was named, or the address of what is in memory. With *read_only* the file is there and stays as it is.
     """
 
     target: str
@@ -83,4 +83,4 @@ def _locate_uri(uri: str) -> Location:
     read_only = options.get("mode") == "ro"
     # One that only reads is another database of this process than one that writes the same file.
     identity = f"read only:{file}" if read_only else str(file)
-    return Location(target, is_uri=True, identity=identity, path=file, name=uri, read_only=read_only)
+    return Location(target, is_uri=True, identity=identity, path=file, name=path, read_only=read_only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from functools import partial
 from typing import Final
@@ -192,10 +193,8 @@ def check(connection: Connection, name: str) -> None:
         raise StoreFormatError(store=name, reason="it is empty; opening it for writing makes it a store")
     if version < len(MIGRATIONS):
         what = "it was written by chatflow-agent" if version == CHATFLOW_AGENT else f"its format is {version}"
-        reason = (
-            f"{what}, and has to be upgraded first: `chatflow upgrade` does that, and so does opening it for writing"
-        )
-        raise StoreFormatError(store=name, reason=reason)
+        how = f"`chatflow upgrade {shlex.quote(name)}` does that, and so does opening it for writing"
+        raise StoreFormatError(store=name, reason=f"{what}, and has to be upgraded first: {how}")
 
 
 def prepare(connection: Connection, database: Database) -> None:

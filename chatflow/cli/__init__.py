@@ -16,5 +16,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
-        sys.exit(f'chatflow: {error.name} is missing; pip install "chatflow[cli]" installs what the command needs')
+        sys.exit(f"chatflow: {error.name} is missing; what the command needs: pip install {' '.join(_EXTRA)}")
     chatflow(prog_name="chatflow")

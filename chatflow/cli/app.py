@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import click
 
-from chatflow.cli.output import Lines, Output, forgive_encodings
+from chatflow.cli.output import Lines, Output, forgive_encodings, is_person
 from chatflow.exceptions import ChatflowError, CorruptSessionError, SessionNotFoundError, shorten
 
 _T = TypeVar("_T")
@@ -88,6 +88,9 @@ class Commands(click.Group):
         forgive_encodings()
         try:
             status: object = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:  # of a group without a command: its message is the help
+            status = error.exit_code
+            error.show()
         except click.ClickException as error:
             status = error.exit_code
             self._complain(_one_line(error))
@@ -114,6 +117,16 @@ def run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     return anyio.run(work)
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask a person whether that is to be done; where there is nobody to ask, it has to be said beforehand."""
+    if yes:
+        return
+    if not is_person():
+        raise Failed("nobody is here to be asked; --yes does it without asking")
+    if not click.confirm(question, err=True):
+        raise Failed("nothing was changed")
+
+
 with_db: Final = click.option(
     "--db",
     "db",
@@ -128,4 +141,5 @@ with_owner: Final = click.option(
     "--owner", metavar="NAME", help="Whose conversations; by default those without an owner."
 )
 with_all_owners: Final = click.option("--all-owners", is_flag=True, help="Those of all owners, and those without one.")
+with_yes: Final = click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 with_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, see docs/cli.md.")

@@ -45,7 +45,7 @@ def copy(source: str, target: str, schema: str, is_json: bool) -> None:
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
-        raise Failed('psycopg is missing; pip install "chatflow[postgres]" installs what PostgreSQL needs') from error
+        raise Failed('psycopg is missing; what PostgreSQL needs: pip install "psycopg[binary]"') from error
 
     async def work() -> tuple[str, Copied]:
         async with open_copier(path, target, schema) as copier:

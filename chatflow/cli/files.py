@@ -30,8 +30,17 @@ def to_change(db: str) -> SQLiteSessionStore:
 
 
 def to_begin(db: str) -> SQLiteSessionStore:
-    """A store on a file that is made where it is not there; ``:memory:`` is none, and is forgotten at the end."""
-    return SQLiteSessionStore(db if db == ":memory:" else Path(db))
+    """A store on a file that is made where it is not there; ``:memory:`` is none, and is forgotten at the end.
+
+    Raises:
+        Failed: Its folder is not there. A store would make it; at a command line it is a slip of the finger.
+    """
+    if db == ":memory:":
+        return SQLiteSessionStore(db)
+    path = Path(db)
+    if not path.parent.is_dir():
+        raise Failed(f"there is no folder {shorten(str(path.parent))}; make it, or name another file with --db")
+    return SQLiteSessionStore(path)
 
 
 def existing(db: str, given_as: str = "--db") -> Path:
@@ -41,6 +50,8 @@ def existing(db: str, given_as: str = "--db") -> Path:
         Failed: There is none.
     """
     path = Path(db)
+    if path.is_dir():
+        raise Failed(f"{shorten(db)} is a folder; name a file in it as {given_as}")
     if not path.is_file():
         raise Failed(f"there is no file {shorten(db)}; {given_as} names the file that holds the conversations")
     return path

@@ -13,9 +13,9 @@ from typing import Any, Final
 import click
 from anyio import to_thread
 
-from chatflow.cli.app import Commands, Failed, run, with_all_owners, with_db, with_json, with_owner
+from chatflow.cli.app import Commands, confirm, run, with_all_owners, with_db, with_json, with_owner, with_yes
 from chatflow.cli.files import of_owner, to_change, to_read
-from chatflow.cli.output import Output, is_person
+from chatflow.cli.output import Output
 from chatflow.cli.transcript import print_session, session_data
 from chatflow.core.envelopes import encode
 from chatflow.core.owners import ALL
@@ -177,7 +177,7 @@ def export(session_id: str | None, db: str, owner: str | None, target: Any, is_j
 @click.argument("session_id")
 @with_db
 @with_owner
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@with_yes
 @with_json
 def delete(session_id: str, db: str, owner: str | None, yes: bool, is_json: bool) -> None:
     """Delete a conversation with all it has. Whoever still uses it is told so by an error."""
@@ -201,7 +201,7 @@ def delete(session_id: str, db: str, owner: str | None, yes: bool, is_json: bool
 @with_owner
 @with_all_owners
 @click.option("--idle-for", metavar="TIME", help="Also those without a commit for so long: 30d, 12h, 90m, 2w, 45s.")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@with_yes
 @with_json
 def purge(db: str, owner: str | None, all_owners: bool, idle_for: str | None, yes: bool, is_json: bool) -> None:
     """Delete the conversations whose own time to expire is over, and with --idle-for those left alone for so long.
@@ -239,13 +239,3 @@ def _span(text: str) -> dt.timedelta:
         return dt.timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
     except OverflowError:
         raise click.BadParameter(f"{shorten(text)} is too long", param_hint="--idle-for") from None
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask a person whether that is to be deleted; where there is nobody to ask, it has to be said beforehand."""
-    if yes:
-        return
-    if not is_person():
-        raise Failed("nobody is here to be asked; --yes does it without asking")
-    if not click.confirm(question, err=True):
-        raise Failed("nothing was deleted")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any, Final
 
 import attrs
 import click
 
-from chatflow.cli.app import Command, Failed, Found, run, with_db, with_json
+from chatflow.cli.app import Command, Failed, Found, confirm, run, with_db, with_json, with_yes
 from chatflow.cli.files import existing, to_change, to_read
 from chatflow.cli.output import Output
 from chatflow.core.envelopes import encode
@@ -23,6 +23,9 @@ from chatflow.sqlite.store import SQLiteSessionStore
 
 _PAGE: Final = 500
 
+_TAKE_OUT: Final = frozenset({"message", "front", "result"})
+"""Kinds of faults for which a message, or a part of it, leaves its conversation."""
+
 
 @click.command("check", cls=Command)
 @with_db
@@ -32,14 +35,8 @@ def check(db: str, is_json: bool) -> None:
 
     One line each: its kind, its owner, the conversation, the row, what is wrong with it.
     """
-    output, store = Output(is_json=is_json), to_read(db)
-
-    async def work() -> tuple[Fault, ...]:
-        async with store:
-            return await store.check()
-
-    with output.working("reading all of it"):
-        faults = run(work)
+    output = Output(is_json=is_json)
+    faults = _faults_of(to_read(db), output)
     if is_json:
         for fault in faults:
             output.json(_fault_data(fault))
@@ -51,15 +48,40 @@ def check(db: str, is_json: bool) -> None:
     output.note("nothing is wrong")
 
 
+def _faults_of(store: SQLiteSessionStore, output: Output) -> tuple[Fault, ...]:
+    async def work() -> tuple[Fault, ...]:
+        async with store:
+            return await store.check()
+
+    with output.working("reading all of it"):
+        return run(work)
+
+
+def _messages(faults: Iterable[Fault]) -> int:
+    """How many messages `repair` takes out of their conversations for these faults, all of one or a part of it."""
+    return len({fault.row for fault in faults if fault.kind in _TAKE_OUT})
+
+
 @click.command("repair", cls=Command)
 @with_db
+@with_yes
 @with_json
-def repair(db: str, is_json: bool) -> None:
+def repair(db: str, yes: bool, is_json: bool) -> None:
     """Mend what can be mended by rule; what is taken out is set aside in the file. The status is 1 if faults are left.
 
-    One line each: what was done, and the fault as `chatflow check` shows it.
+    Without --yes it reads all of it first, and asks, if anything is wrong. One line each: what was done, and the fault
+    as `chatflow check` shows it.
     """
     output, store = Output(is_json=is_json), to_change(db)
+    if not yes:
+        faults = _faults_of(to_read(db), output)
+        if not faults:
+            output.note("nothing was wrong")
+            return
+        going = _messages(faults)
+        leave = "leaves its conversation" if going == 1 else "leave their conversations"
+        which = f": {_count(going, 'message')} {leave}, whole or in part, and can be found in chatflow_set_aside"
+        confirm(f"Mend {_count(len(faults), 'fault')}{which if going else ''}?", yes=False)
 
     async def work() -> tuple[Repair, ...]:
         async with store:
@@ -73,11 +95,14 @@ def repair(db: str, is_json: bool) -> None:
     else:
         rows = ([each.action, *_fault_row(each.fault)] for each in repairs)
         output.table(["done", "kind", "owner", "session", "row", "what"], rows)
+    gone = _messages(each.fault for each in repairs if each.action == "set aside")
+    if gone:
+        output.note(f"{_count(gone, 'message')} set aside, whole or in part, in the table chatflow_set_aside")
     left = sum(not each.is_done for each in repairs)
     if left:
         output.note(f"{_count(left, 'fault')} left; those of turns under way are mended when they have ended")
         raise Found
-    output.note(f"{_count(len(repairs), 'fault')} mended" if repairs else "nothing was wrong")
+    output.note("nothing was wrong" if not repairs else _count(len(repairs), "fault") + " mended")
 
 
 def _count(number: int, what: str) -> str:

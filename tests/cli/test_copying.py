@@ -47,7 +47,7 @@ def test_old_file(command: Command, db: Path) -> None:
     before = old_file(db).read_bytes()
     ran = command("copy", f"sqlite:///{db}", NOBODY)
     assert (ran.status, len(ran.err.splitlines())) == (1, 1)
-    assert "has to be upgraded first: `chatflow upgrade` does that" in ran.err
+    assert f"has to be upgraded first: `chatflow upgrade {db}` does that" in ran.err
     assert db.read_bytes() == before
 
 
@@ -69,7 +69,7 @@ def test_no_server(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("psycopg", 'pip install "chatflow[postgres]"'), ("typing_extensions_of_somebody", "ModuleNotFoundError: ")],
+    [("psycopg", 'pip install "psycopg[binary]"'), ("typing_extensions_of_somebody", "ModuleNotFoundError: ")],
 )
 def test_missing_extra(tmp_path: Path, missing: str, said: str) -> None:
     """Without the driver the command says on one line how to install it."""

@@ -23,6 +23,7 @@ from chatflow import (
 )
 from chatflow.core.approvals import held_back
 from tests.cli.conftest import HOSTILE, SUPPORT, Command, fill, order_404, said
+from tests.sqlite.chatflow_agent import old_file
 
 
 async def of_ann(store: SQLiteSessionStore) -> None:
@@ -107,7 +108,7 @@ def test_show(command: Command, db: Path) -> None:
         "  window    1 of at most 40 turns",
         "  usage     1,000 prompt tokens",  # cut by the partition above
         '  metadata  {"channel": "whatsapp"}',
-        "---- the window begins here: the last 40 turns are kept ----",
+        "",
         "turn 1",
         "   user | Where is order 404?",
         'Support | calls check_order_status(order_id="404")',
@@ -139,9 +140,11 @@ def test_show_window(command: Command, db: Path) -> None:
     fill(db, work)
     out = command("sessions", "show", "s").out
     assert "1 of at most 1 turns; it is full, and each new turn drops the oldest" in out
-    assert out.splitlines()[4:7] == [
+    assert out.splitlines()[4:9] == [
+        "",
         " system | Be brief.",
         "summary | So far: first.",
+        "",
         "---- the window begins here: the last turn is kept ----",
     ]
     assert "user | first" not in out
@@ -154,7 +157,7 @@ def test_show_window_that_shrinks(command: Command, db: Path) -> None:
         connection.execute("UPDATE chatflow_sessions SET max_turns = 2 WHERE session_id = 's'")
     lines = command("sessions", "show", "s").out.splitlines()
     rule = next(number for number, line in enumerate(lines) if line.startswith("----"))
-    assert lines[rule - 1] == "  user | first"
+    assert lines[rule - 2 : rule] == ["  user | first", ""]
     assert lines[rule].endswith("the last 2 turns are kept; the next commit drops what stands above ----")
     assert lines[rule + 2] == "  user | second"
 
@@ -225,6 +228,53 @@ def test_show_parts_and_failures(command: Command, db: Path) -> None:
         "       | (image: https://x/y.png)",
         "  tool | look failed: dark",
         " model | ",
+    ]
+
+
+def test_show_where_the_window_begins(command: Command, db: Path) -> None:
+    """Where the window begins is said where anything stands above it, and turns stand apart."""
+    fill(db, lambda store: said(store, "s", "one", "two"))
+    lines = command("sessions", "show", "s").out.splitlines()
+    assert [line.partition(", ")[0] for line in lines[4:]] == [
+        "",
+        "turn 1",
+        "  user | one",
+        "",
+        "turn 2",
+        "  user | two",
+    ]
+
+    async def with_instructions(store: SQLiteSessionStore) -> None:
+        session = await store.get_or_create("t", SUPPORT)
+        await session.add_message(Message(Role.SYSTEM, "Be kind."))
+        await session.add_message(Message(Role.USER, "hi"))
+
+    fill(db, with_instructions)
+    lines = command("sessions", "show", "t").out.splitlines()
+    assert [line.partition(", ")[0] for line in lines[4:]] == [
+        "",
+        "system | Be kind.",
+        "",
+        "---- the window begins here: the last 40 turns are kept ----",
+        "turn 1",
+        "  user | hi",
+    ]
+
+
+def test_show_wide_names(command: Command, db: Path) -> None:
+    """A name of wide characters takes the cells that it takes on a screen, and is cut by them."""
+
+    async def work(store: SQLiteSessionStore) -> None:
+        await said(store, "s", "hi")
+        session = await store.get_or_create("s", SUPPORT)
+        await session.add_message(Message(Role.MODEL, "one", agent_name="客服"))
+        await session.add_message(Message(Role.MODEL, "two", agent_name="客服" * 10))
+
+    fill(db, work)
+    assert command("sessions", "show", "s").out.splitlines()[-3:] == [
+        f"{'user':>20} | hi",
+        f"{'客服':>18} | one",
+        f"{'客服' * 4} ... | two",
     ]
 
 
@@ -331,7 +381,7 @@ def test_delete(command: Command, db: Path) -> None:
 def test_delete_asks(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch, typed: str, status: int) -> None:
     """A person is asked before a conversation is deleted."""
     fill(db, order_404)
-    monkeypatch.setattr("chatflow.cli.sessions.is_person", lambda: True)
+    monkeypatch.setattr("chatflow.cli.app.is_person", lambda: True)
     ran = command("sessions", "delete", "conversation-7", typed=typed)
     assert ran.status == status
     assert "Delete the conversation 'conversation-7' for good?" in ran.err
@@ -368,6 +418,32 @@ def test_no_file(command: Command, db: Path, args: Any) -> None:
     assert (ran.status, ran.out, len(ran.err.splitlines())) == (1, "", 1)
     assert "there is no file" in ran.err
     assert not db.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "given_as"),
+    [
+        (("sessions", "list", "--db", "."), "--db"),
+        (("check", "--db", "."), "--db"),
+        (("upgrade", "."), "FILE"),
+        (("import", "openai-agents", "."), "FILE"),
+        (("copy", "sqlite:///.", "postgresql://localhost/x"), "sqlite:///FILE"),
+    ],
+)
+def test_folder(command: Command, args: tuple[str, ...], given_as: str) -> None:
+    """A folder in a file's place is said to be one, and which argument is to name the file."""
+    ran = command(*args)
+    assert (ran.status, ran.err) == (1, f"chatflow: '.' is a folder; name a file in it as {given_as}\n")
+
+
+def test_old_file(command: Command) -> None:
+    """A file that has to be upgraded first is named as it was given, with the command that does it."""
+    before = old_file(Path("my chats.db")).read_bytes()
+    ran = command("sessions", "list", "--db", "my chats.db")
+    assert (ran.status, len(ran.err.splitlines())) == (1, 1)
+    assert ran.err.startswith("chatflow: 'my chats.db' can't be used: it was written by chatflow-agent")
+    assert "`chatflow upgrade 'my chats.db'`" in ran.err
+    assert Path("my chats.db").read_bytes() == before
 
 
 def test_file_with_a_nul(command: Command) -> None:

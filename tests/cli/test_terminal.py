@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from rich.cells import cell_len
 
 from chatflow import Runner, SQLiteSessionStore
 from chatflow.cli.offline import offline_agent, offline_engine
 from tests.cli.conftest import fill, order_404, said
 from tests.cli.openai_file import ORDER_404, write
 from tests.cli.processes import ROOT, holding_a_turn
-from tests.cli.terminal import CTRL_C, CTRL_D, at_terminal
+from tests.cli.terminal import CTRL_C, CTRL_D, ESCAPES, at_terminal
 
-SLOW: Final = '''
+LONG: Final = "The order is on its way, 好世界好世界好世界好世界, and arrives tomorrow. " * 3 + "x" * 70
+
+SPINNER: Final = re.compile("[\u2800-\u28ff] ")
+
+SLOW: Final = (
+    f"LONG = {LONG!r}\n"
+    '''
 import anyio
 from chatflow import Agent, EngineReply, ReasoningDelta, ScriptedEngine, TextDelta, tool
 
@@ -31,6 +38,11 @@ class Slow:
 
     async def stream(self, request):
         yield ReasoningDelta("let me see")
+        if "long" in request.messages[-1].text:
+            for word in LONG.split(" "):
+                yield TextDelta(word + " ")
+            yield EngineReply(text=LONG + " ")
+            return
         yield TextDelta("I am ")
         if "wait" in request.messages[-1].text:
             await anyio.sleep_forever()
@@ -54,6 +66,7 @@ async def note() -> str:
 calls = [ScriptedEngine.call(name) for name in ("refund", "note", "refund")]
 busy = Agent("Busy", tools=[refund, note], engine=ScriptedEngine([*calls, "All done."]))
 '''
+)
 
 
 @pytest.fixture
@@ -101,13 +114,13 @@ def test_conversation(folder: Path) -> None:
 
 
 def test_cancelled_turn(folder: Path) -> None:
-    """Ctrl-C cancels the turn and not the program: nothing of it is stored, and the next message is answered."""
+    """Ctrl-C cancels the turn and not the program: the conversation is as before, and the next message is answered."""
     with at_terminal("chat", "--agents", "slow:agent", folder=folder) as terminal:
         terminal.until("you: ")
         terminal.type("please wait\n")
         assert "Slow thinks: let me see" in terminal.until("I am ")
         terminal.type(CTRL_C)
-        terminal.until("cancelled: nothing of it was stored")
+        terminal.until("cancelled: none of it is in the conversation")
         terminal.until("you: ")
         assert messages(folder / "chatflow.db") == 0
         terminal.type("hello\n")
@@ -117,6 +130,52 @@ def test_cancelled_turn(folder: Path) -> None:
         terminal.until("Ctrl-C again leaves", pressing=CTRL_C)
         terminal.until("you: ")
         assert terminal.status(pressing=CTRL_C) == 0
+
+
+def test_killed_turn(folder: Path) -> None:
+    """After it was killed in the middle of a turn, the message is shown at the next start, and answered."""
+    with at_terminal("chat", "--agents", "slow:agent", folder=folder) as terminal:
+        terminal.until("you: ")
+        terminal.type("please wait\n")
+        terminal.until("I am ")
+        terminal.process.kill()
+        terminal.process.wait()
+    (folder / "slow.py").write_text(SLOW.replace("sleep_forever", "lowlevel.checkpoint"))
+    with at_terminal("chat", "--agents", "slow:agent", folder=folder) as terminal:
+        came = terminal.until("I am here.")
+        assert "this was not answered to its end, and goes on:\r\nyou: please wait\r\n" in came
+        terminal.until("you: ")
+        assert messages(folder / "chatflow.db") == 2
+        terminal.type(CTRL_D)
+        assert terminal.status() == 0
+
+
+def words(text: str) -> list[str]:
+    """The words of a text that may not be broken."""
+    return [word for word in re.sub("([好世界]),?", r" \1 ", text).split() if "x" not in word]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_wrapping(folder: Path, columns: int) -> None:
+    """What is longer than a line goes on under where it began, live and in the history, and no word is broken."""
+    with at_terminal("chat", "--agents", "slow:agent", folder=folder, COLUMNS=str(columns)) as terminal:
+        terminal.until("you: ")
+        terminal.type("long\n")
+        answer = terminal.until("you: ")
+        terminal.type(CTRL_D)
+        assert terminal.status() == 0
+    with at_terminal("sessions", "show", "main", folder=folder, COLUMNS=str(columns)) as terminal:
+        assert terminal.status() == 0
+        history = ESCAPES.sub("", terminal.raw)
+    live = answer[answer.rindex("Slow: ") :].splitlines()[:-2]
+    told = history[history.index("  Slow | ") :].splitlines()
+    assert len(live) > 2
+    for lines, begin, margin in ((live, "Slow: ", " " * 6), (told, "  Slow | ", "       | ")):
+        assert lines[0].startswith(begin)
+        assert all(line.startswith(margin) for line in lines[1:])
+        texts = [line[len(begin) :] for line in lines]
+        assert max(map(cell_len, texts)) <= columns - len(begin)
+        assert words(" ".join(texts)) == words(LONG)
 
 
 def test_leaving_after_a_cancelled_turn(folder: Path) -> None:
@@ -138,7 +197,7 @@ def test_waiting_for_another_process(folder: Path) -> None:
         assert "user | Where is order 404?" in terminal.until("you: ")
         terminal.type("hello\n")
         terminal.until("...")
-        terminal.until("cancelled: nothing of it was stored", pressing=CTRL_C)
+        terminal.until("cancelled: none of it is in the conversation", pressing=CTRL_C)
         terminal.until("you: ")
         terminal.type(CTRL_D)
         assert terminal.status() == 0
@@ -149,7 +208,7 @@ def test_failed_turn(folder: Path) -> None:
     with at_terminal("chat", "--agents", "slow:agent", folder=folder) as terminal:
         terminal.until("you: ")
         terminal.type("please fail\n")
-        said = terminal.until("(nothing of it was stored)")
+        said = terminal.until("(none of it is in the conversation")
         assert "RuntimeError: the line is down" in said
         terminal.until("you: ")
         terminal.type("hello\n")
@@ -234,6 +293,25 @@ def test_tables(folder: Path) -> None:
     assert re.search(r"session +agent +last commit +metadata", screen)
     assert "[red]x[/red]" in screen
     assert "\x1b[1m" in terminal.raw
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("check",), "nothing is wrong"),
+        (("turns", "pending"), "nothing waits"),
+        (("turns", "dead", "--all-owners"), "nothing was given up"),
+        (("sessions", "list", "--owner", "ann"), "there are no conversations of 'ann'"),
+        (("upgrade", "chatflow.db"), "chatflow.db was of this version, and holds 1 conversation"),
+    ],
+)
+def test_nothing_to_list(folder: Path, args: tuple[str, ...], said: str) -> None:
+    """Where a table would be empty it is not there: only what that means is said."""
+    fill(folder / "chatflow.db", order_404)
+    with at_terminal(*args, folder=folder) as terminal:
+        assert terminal.status() == 0
+    lines = ESCAPES.sub("", terminal.raw).replace("\r", "\n").split("\n")
+    assert [line for line in lines if line.strip() and not SPINNER.match(line)] == [said]
 
 
 @pytest.mark.parametrize(

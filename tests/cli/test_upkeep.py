@@ -44,10 +44,43 @@ def test_damaged(command: Command, db: Path) -> None:
     assert {fault[name] for name in ("kind", "owner", "session_id")} == {"message", "", "conversation-7"}
     assert db.read_bytes() == before
     ran = command("repair")
+    assert (ran.status, ran.out, ran.err) == (
+        1,
+        "",
+        "chatflow: nobody is here to be asked; --yes does it without asking\n",
+    )
+    assert db.read_bytes() == before
+    ran = command("repair", "--yes")
     assert (ran.status, ran.out.startswith("set aside\tmessage\t\tconversation-7\t")) == (0, True)
-    assert ran.err == "1 fault mended\n"
+    assert ran.err == "1 message set aside, whole or in part, in the table chatflow_set_aside\n1 fault mended\n"
     assert command("repair", "--json").documents == []
     assert command("check").status == 0
+
+
+@pytest.mark.parametrize(("typed", "status"), [("y\n", 0), ("n\n", 1), ("", 130)])
+def test_repair_asks(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch, typed: str, status: int) -> None:
+    """A person is asked before anything is mended, and told how many messages leave their conversations."""
+    fill(db, order_404)
+    damage(db, "UPDATE chatflow_messages SET message_json = '{}' WHERE message_json LIKE '%Where is order%'")
+    monkeypatch.setattr("chatflow.cli.app.is_person", lambda: True)
+    ran = command("repair", typed=typed)
+    assert ran.status == status
+    asked = (
+        "Mend 4 faults: 4 messages leave their conversations, whole or in part, and can be found in chatflow_set_aside?"
+    )
+    assert ran.err.startswith(asked)
+    assert ("4 messages set aside" in ran.err) == (status == 0)
+    assert command("check").status == (status != 0)
+
+
+def test_repair_takes_nothing_out(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no message leaves a conversation, nothing is said of any."""
+    fill(db, order_404)
+    damage(db, "UPDATE chatflow_sessions SET metadata_json = 'not json'")
+    monkeypatch.setattr("chatflow.cli.app.is_person", lambda: True)
+    ran = command("repair", typed="y\n")
+    assert (ran.status, "Mend 1 fault? [y/N]" in ran.err, "message" in ran.err) == (0, True, False)
+    assert ran.err.endswith("1 fault mended\n")
 
 
 def test_shown_while_damaged(command: Command, db: Path) -> None:
@@ -64,7 +97,7 @@ def test_repair_json(command: Command, db: Path) -> None:
     """As JSON each thing done is an object with its fault."""
     fill(db, order_404)
     damage(db, UNREADABLE)
-    [done] = command("repair", "--json").documents
+    [done] = command("repair", "--yes", "--json").documents
     assert (done["action"], done["done"], done["kind"]) == ("set aside", True, "message")
 
 
@@ -73,7 +106,7 @@ def test_repair_beside_a_turn(command: Command, db: Path) -> None:
     fill(db, order_404)
     with holding_a_turn(db):
         damage(db, UNREADABLE)
-        ran = command("repair")
+        ran = command("repair", "--yes")
     assert (ran.status, ran.out.startswith("left alone\tmessage\t")) == (1, True)
     assert "1 fault left; those of turns under way are mended when they have ended" in ran.err
 
@@ -93,7 +126,7 @@ def test_upgrade(command: Command, tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db")
     add_messages(path, "conversation-7", ["not json"])
     sessions = command("sessions", "list", "--db", str(path))
-    assert (sessions.status, "`chatflow upgrade` does that" in sessions.err) == (1, True)
+    assert (sessions.status, f"`chatflow upgrade {path}` does that" in sessions.err) == (1, True)
     copy = shutil.copy(path, tmp_path / "copy.db")
     ran = command("upgrade", str(path))
     assert ran.status == 0

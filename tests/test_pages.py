@@ -66,6 +66,13 @@ def test_links(name: str) -> None:
     assert [path for path in linked if not (PAGES[name].parent / path).exists()] == []
 
 
+def test_installing() -> None:
+    """No page installs chatflow by its name, which is another project's on the package index."""
+    pages = {**PAGES, "README.md": ROOT / "README.md"}
+    by_name = re.compile(r'pip install "?chatflow\b')
+    assert [name for name, path in pages.items() if by_name.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_reference() -> None:
     """Every public name stands in the reference."""
     pages = "".join(PAGES[name].read_text(encoding="utf-8") for name in PAGES if name.startswith("docs/reference/"))

@@ -131,7 +131,7 @@ class StoreBackend(BaseSessionStore, Storage):
         None where there is none yet, or somebody who has asked before is still waiting for one.
         """
         session = None if (asyncio.get_running_loop(), key) in self._entering else self._live.get(key)
-        if session is None or session.known is None or session.deleted:
+        if session is None or session.known is None:
             return None
         session.answer_with(default_agent)
         return session

@@ -283,3 +283,17 @@ async def test_before_a_duplicate(store: StoreBackend, delete: Deletion) -> None
     response = await runner.run_async("s", "hello", message_id="m")
     assert (response.content, response.duplicate, response.stop_reason) == ("", True, "not_stored")
     assert response.active_agent_name == "Support"
+
+
+@by_all_ways
+async def test_after_its_session_was_told(store: StoreBackend, delete: Deletion) -> None:
+    """A message begins its conversation anew, also where the session at hand knows already that it was deleted."""
+    runner = Runner(Agent("Support"), store, ScriptedEngine(["first", "second"]))
+    await runner.run_async("s", "hello")
+    before = await store.get("s")
+    assert before is not None
+    await delete(store)
+    with pytest.raises(SessionDeletedError):
+        await before.add_message(user("lost"))
+    assert (await runner.run_async("s", "again")).content == "second"
+    assert texts((await store.messages("s")).items) == ["again", "second"]

@@ -1,9 +1,9 @@
 # Every target sets up what it needs, in a virtual environment of its own (.venv), the first time it is asked for.
 #
 #   make demo                    a webhook bot, restarted, and killed in the middle of a turn (MODEL=gpt-4o asks a model)
-#   make test                    the tests, with coverage (ARGS="-k pruning --no-cov" goes on to pytest)
+#   make test                    the tests, with coverage (ARGS="-k pruning --no-cov" goes on to pytest), on SQLite and on a
+#                                PostgreSQL server that they start (CHATFLOW_TEST_POSTGRES=postgresql://... names another)
 #   make slow                    the tests that take minutes
-#   make postgres                what every store promises, on a PostgreSQL server that it starts (CHATFLOW_TEST_POSTGRES names another)
 #   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table
 #   make lint, types, format     the gates; format mends what ruff can mend
 #   make docs                    the documentation as a site, into build/docs; a broken link is an error
@@ -27,7 +27,7 @@ export PIP_NO_INPUT := 1
 # What the caller's shell points to must not shadow what .venv holds.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test slow postgres faults lint format types docs picture dist bench bench-micro clean
+.PHONY: demo test slow faults lint format types docs picture dist bench bench-micro clean
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
 # Two installations in one environment at the same time would spoil it.
@@ -41,9 +41,6 @@ test: $(VENV)/.has-tests
 
 slow: $(VENV)/.has-tests $(VENV)/.has-peers
 	$(TESTING) -m slow -o timeout=1800 $(ARGS)
-
-postgres: $(VENV)/.has-postgres
-	CHATFLOW_TEST_POSTGRES=$${CHATFLOW_TEST_POSTGRES:-own} $(TESTING) -k postgres $(ARGS)
 
 # ARGS="--seed 5 --seconds 60" picks the seed and the time; --markdown prints the table for the documentation.
 faults: $(VENV)/.has-tests

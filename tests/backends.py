@@ -39,7 +39,7 @@ BACKENDS: Final = (
     Backend("sqlite-file", _sqlite_file, shares=True, survives=True),
     Backend("sqlite-memory", _sqlite_memory),
     Backend("sqlite-shared-memory", _sqlite_shared_memory, shares=True),
-    *([Backend("postgres", _postgres, shares=True, survives=True)] if server.IS_WANTED else []),
+    Backend("postgres", _postgres, shares=True, survives=True),
 )
 
 

@@ -13,8 +13,6 @@ from chatflow.postgres.store import PostgresSessionStore
 from tests.postgres import server
 from tests.postgres.proxy import Proxy, proxy_to
 
-collect_ignore_glob = [] if server.IS_WANTED else ["test_*.py"]
-
 OpenStore = Callable[..., PostgresSessionStore]
 
 

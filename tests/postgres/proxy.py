@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Literal
-from urllib.parse import parse_qs, urlsplit
 
 import attrs
+from psycopg import conninfo
 
 How = Literal["after", "before", "late", "mute"]
 """The bytes reach the server and its answer nobody; they do not reach it; they reach it once the client has looked; as
@@ -22,7 +22,8 @@ COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED")
 class Proxy:
     """Where to connect, and what is to be cut next."""
 
-    socket_path: str
+    behind: dict[str, Any]
+    """The server's address."""
     port: int = 0
     refuses_after_cut: bool = False
     serving: set[asyncio.Task[Any]] = attrs.field(factory=set[asyncio.Task[Any]])
@@ -38,7 +39,15 @@ class Proxy:
     @property
     def dsn(self) -> str:
         """The server's address through this proxy."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        # In the clear, so that it sees what is sent.
+        here = {"host": "127.0.0.1", "port": self.port, "sslmode": "disable", "gssencmode": "disable"}
+        return conninfo.make_conninfo(**{**self.behind, **here})
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self.behind.get("host", "localhost"), self.behind.get("port", 5432)
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+        return await asyncio.open_connection(host, port)
 
     async def deliver_late(self) -> None:
         """Hand on what was held back."""
@@ -62,7 +71,7 @@ class Proxy:
             to_client.transport.abort()
             return
         try:
-            from_server, to_server = await asyncio.open_unix_connection(self.socket_path)
+            from_server, to_server = await self._connect()
         except OSError:
             to_client.close()
             return
@@ -117,9 +126,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def proxy_to(dsn: str) -> AsyncGenerator[Proxy]:
-    """A proxy before the server at *dsn*, which listens on a Unix socket."""
-    folder = parse_qs(urlsplit(dsn).query)["host"][0]
-    proxy = Proxy(f"{folder}/.s.PGSQL.5432")
+    """A proxy before the server at *dsn*."""
+    proxy = Proxy(dict(conninfo.conninfo_to_dict(dsn)))
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:

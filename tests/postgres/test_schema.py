@@ -5,6 +5,7 @@ from typing import Any, Final
 import anyio
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from chatflow.core.agent import Agent
 from chatflow.core.messages import Message, Role
@@ -81,7 +82,7 @@ async def test_refused(
 async def test_other_encoding(connection: psycopg.Connection[Any], open_store: OpenStore) -> None:
     """A database that does not store text in UTF-8 is refused."""
     connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
-    store = open_store(server.dsn().replace("/postgres?", "/latin?"))
+    store = open_store(conninfo.make_conninfo(server.dsn(), dbname="latin"))
     with pytest.raises(StoreFormatError, match="encoding is LATIN1"):
         await store.get("s")
     await store.aclose()

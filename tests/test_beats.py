@@ -524,7 +524,9 @@ def test_queued_place_taken(loop: VirtualLoop, store: Store) -> None:
             (queued,) = [turn.turn_id for turn in await store.pending_turns() if turn.state == "queued"]
             behind = asyncio.create_task(outside(session.add_message(user("came meanwhile"))))
             await asyncio.sleep(0.1)
-            await SessionStore.interrupt_turn(store, Beat(turn_id=queued, attempt=1, beat=0, lease_seconds=LEASE))
+            (attempt,) = [turn.attempt for turn in store.turns if turn.turn_id == queued]
+            silent = Beat(turn_id=queued, attempt=attempt, beat=0, lease_seconds=LEASE)
+            await SessionStore.interrupt_turn(store, silent)
             await asyncio.sleep(4)
             assert [turn.state for turn in await store.pending_turns()] == ["running", "queued", "queued"]
         await asyncio.wait([waiting, behind])

@@ -223,7 +223,7 @@ def test_message_of_a_gone_holder(rows: Rows) -> None:
     assert lines.accept(rows, SESSION, ticket("m")) == Accepted(lost.turn_id, Claim("m", "hi").digest, known=True)
     assert rows.states() == [(State.INTERRUPTED, None)]
     row = queued(rows, ticket("m"))
-    assert (row.turn_id, row.accepted, row.attempt) == (lost.turn_id, True, lost.attempt + 1)
+    assert (row.turn_id, row.accepted, row.attempt > lost.attempt) == (lost.turn_id, True, True)
 
 
 def beat_of(rows: Rows, row: Row) -> Beat:

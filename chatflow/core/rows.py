@@ -8,6 +8,7 @@ place. Told, dead and answered rows have stepped out of the line.
 from __future__ import annotations
 
 import enum
+import secrets
 from typing import Final
 
 import attrs
@@ -57,8 +58,8 @@ class Row:
     """A turn's row, as far as the rules look at it.
 
     *holder* and *attempt* are the fence: both are tested by all that the turn does, and *attempt* grows each time the
-    row is taken. *attempts* counts the starts, less those whose end the caller was told of. *agent_name* tells which
-    application's work it is; None for a turn that belongs to no runner.
+    row is taken, by `next_attempt`. *attempts* counts the starts, less those whose end the caller was told of.
+    *agent_name* tells which application's work it is; None for a turn that belongs to no runner.
     """
 
     turn_id: int
@@ -82,14 +83,24 @@ def passes(agent_name: str | None, other: Row) -> bool:
     return other.state in WAITING and other.agent_name != agent_name
 
 
+def next_attempt(attempt: int = 0) -> int:
+    """A fence's next number: above *attempt*, by a random step.
+
+    A server that crashes may lose that a row was taken, or that its id was given out, and do the same for the same
+    holder again. What that one began before must not pass for what it began then.
+    """
+    return attempt + 1 + secrets.randbits(32)
+
+
 def taken(row: Row, holder: str) -> Row:
     """The row in the hands of somebody new, who waits for its place."""
-    return attrs.evolve(row, state=State.QUEUED, holder=holder, attempt=row.attempt + 1)
+    return attrs.evolve(row, state=State.QUEUED, holder=holder, attempt=next_attempt(row.attempt))
 
 
 def started(row: Row, holder: str) -> Row:
     """The row as it begins to run."""
-    return attrs.evolve(row, state=State.RUNNING, holder=holder, attempt=row.attempt + 1, attempts=row.attempts + 1)
+    attempt = next_attempt(row.attempt)
+    return attrs.evolve(row, state=State.RUNNING, holder=holder, attempt=attempt, attempts=row.attempts + 1)
 
 
 def is_spent(row: Row, max_attempts: int | None) -> bool:

@@ -24,8 +24,8 @@ QUEUE_FIRST: Final[LiteralString] = """
             work_json, parent, queued_at
         )
         SELECT
-            session_key, 'running', %(holder)s, 1, 1, %(lease_seconds)s, false, %(agent_name)s, %(message_id)s,
-            %(digest)s, %(work_json)s, %(parent)s, %(now)s
+            session_key, 'running', %(holder)s, %(attempt)s, 1, %(lease_seconds)s, false, %(agent_name)s,
+            %(message_id)s, %(digest)s, %(work_json)s, %(parent)s, %(now)s
         FROM chatflow_sessions AS session
         WHERE session_key = %(session_key)s AND owner = %(owner)s AND NOT EXISTS (
             SELECT 1 FROM chatflow_turns AS other
@@ -52,7 +52,7 @@ one statement after the lock."""
 
 RUNS_FOR: Final[LiteralString] = """
     SELECT turn_id, version FROM chatflow_turns JOIN chatflow_sessions USING (session_key)
-    WHERE session_key = %(session_key)s AND state = 'running' AND holder = %(holder)s AND attempt = 1
+    WHERE session_key = %(session_key)s AND state = 'running' AND holder = %(holder)s AND attempt = %(attempt)s
 """
 """The row that QUEUE_FIRST has made, where it holds and its answer was lost."""
 

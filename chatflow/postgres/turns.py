@@ -38,7 +38,7 @@ from chatflow.core.records import (
     Work,
     pending_turn,
 )
-from chatflow.core.rows import WAITING, Row, State, taken
+from chatflow.core.rows import WAITING, Row, State, next_attempt, taken
 from chatflow.exceptions import CorruptSessionError
 from chatflow.postgres import operations
 from chatflow.postgres import statements as session_statements
@@ -82,7 +82,8 @@ async def queue(ticket: Ticket, at: At, database: Database) -> Place | Answered 
 
 async def _queue_first(ticket: Ticket, known: Snapshot, at: At, database: Database) -> Place | None:
     claim = ticket.claim
-    asked = {"session_key": known.session_key, "owner": ticket.key.owner, "holder": at.holder}
+    attempt = next_attempt()
+    asked = {"session_key": known.session_key, "owner": ticket.key.owner, "holder": at.holder, "attempt": attempt}
     flight = await database.fly_once(
         Step(statements.LOCK_FOR_A_PLACE, asked),
         Step(
@@ -108,7 +109,7 @@ async def _queue_first(ticket: Ticket, known: Snapshot, at: At, database: Databa
     return Place(
         turn_id=turn_id,
         running=True,
-        attempt=1,
+        attempt=attempt,
         behind_own=True,
         session=session if isinstance(session, Snapshot) else None,
     )
@@ -453,7 +454,11 @@ def _free(rows: PostgresRows, turn_id: int, states: Collection[State]) -> Row | 
 async def _take(rows: PostgresRows, row: Row, lease_seconds: float, transaction: Transaction) -> tuple[Work, ...]:
     turn_id = row.turn_id
     answered = row.state is State.ANSWERED
-    row = attrs.evolve(row, holder=rows.holder, attempt=row.attempt + 1) if answered else taken(row, rows.holder)
+    row = (
+        attrs.evolve(row, holder=rows.holder, attempt=next_attempt(row.attempt))
+        if answered
+        else taken(row, rows.holder)
+    )
     rows.write(row)
     rows.take_lease(row, lease_seconds)
     await rows.send(transaction)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from chatflow.core import beats, lines, memory_rows, memory_tables
+from chatflow.core import beats, lines, memory_rows, memory_tables, rows
 from chatflow.core.memory_rows import MemoryRows
 from chatflow.core.records import Beat, Dead, InProgress, Ticket
 from chatflow.core.rows import IN_LINE, LIVE, WAITING, End, Row, State, dead, ended, interrupted, passes, started, taken
@@ -71,6 +71,8 @@ def _ids_again(patch: Patch) -> None:
         return insert(self, row, ticket)
 
     patch.setattr(MemoryRows, "insert", mutated)
+    for module in (rows, lines):
+        patch.setattr(module, "next_attempt", lambda attempt=0: attempt + 1)
 
 
 def _at_once(patch: Patch) -> None:
@@ -172,7 +174,7 @@ PASSING = attrs.evolve(
 MUTANTS = {
     "1 one runs at a time": Mutant(MIXED, ("overlap",), _rows("running", lambda self, session_key: None)),
     "1 in the order of ids": Mutant(MIXED, ("order",), _rows("next_in_line", lambda self, key, above, below: None)),
-    "1 ids are never given out again": Mutant(
+    "1 an id or its fence is never given out again": Mutant(
         HARSH, ("overlap", "order", "attempts", "doubled", "robbed", "in progress"), _ids_again
     ),
     "2 a start changes the fence": Mutant(

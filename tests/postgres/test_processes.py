@@ -87,11 +87,11 @@ async def test_on_another_machine(open_store: OpenStore, connection: psycopg.Con
     session = await store.get_or_create("s", SUPPORT)
     turn = session.turn()
     await turn.__aenter__()
-    held = f"UPDATE \"{schema}\".chatflow_turns SET holder = 'elsewhere,boot,ns/1/1/x' RETURNING turn_id, beat"
-    ((turn_id, beat),) = connection.execute(held.encode()).fetchall()
+    held = f"UPDATE \"{schema}\".chatflow_turns SET holder = 'elsewhere,boot,ns/1/1/x' RETURNING turn_id, attempt, beat"
+    ((turn_id, attempt, beat),) = connection.execute(held.encode()).fetchall()
     await store.beat_turns(frozenset(), frozenset(), everything=True)
     assert await store.is_held(turn_id)
-    assert await store.interrupt_turn(Beat(turn_id=turn_id, attempt=1, beat=beat, lease_seconds=10))
+    assert await store.interrupt_turn(Beat(turn_id=turn_id, attempt=attempt, beat=beat, lease_seconds=10))
     await session.add_message(Message(Role.USER, "lost"))
     with pytest.raises(SessionConflictError):
         await turn.__aexit__(None, None, None)

@@ -118,7 +118,8 @@ async def test_queued_row_lost(store: StoreBackend) -> None:
         waiting = asyncio.create_task(outside(say(session, "hello")))
         await queued(store, 1)
         (lost,) = store.line._waiters
-        await store.leave_turn(Leaving(turn_id=lost, attempt=1, end=End.TOLD))
+        (attempt,) = [turn.attempt for turn in store.turns if turn.turn_id == lost]
+        await store.leave_turn(Leaving(turn_id=lost, attempt=attempt, end=End.TOLD))
         store.line.wake([lost])
         await until(lambda: bool(store.line._waiters) and lost not in store.line._waiters)
         assert not waiting.done()

@@ -2,7 +2,7 @@
 
 Several statements go to the server together and are answered together, in one round trip; that is a *flight*. Nothing
 is kept in a session of the server beside an open transaction, so that PgBouncer may stand between in transaction mode:
-no prepared statements, no settings but for one transaction, no locks that outlive it.
+no settings but for one transaction, no locks that outlive it, and prepared statements only where nobody stands between.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import attrs
 import psycopg
 from psycopg import conninfo, errors
 from psycopg.adapt import Buffer, Loader
+from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown, TextBinaryLoader
 
 from chatflow.exceptions import StoreBusyError, StoreError
@@ -29,6 +30,9 @@ Error = psycopg.Error
 
 CONNECT_SECONDS: Final = 10
 """How long the server may take to accept a connection."""
+
+_PREPARED_AFTER: Final = 2
+"""After how many uses of a statement the server keeps its plan, which takes longer to make than to use."""
 
 _TABLE: Final = re.compile(
     r"\bchatflow_(?:meta|sessions|messages|processed_messages|turns|journal|set_aside|marks|versions|turn_ids)\b"
@@ -149,9 +153,15 @@ class Connection:
             fallback_application_name="chatflow",
         )
         connection.adapters.register_dumper(str, _TextDumper)
+        # Always of one type, and not of the smallest that holds it: for other types a statement is prepared anew.
+        connection.adapters.register_dumper(int, Int8Dumper)
         for kind in ("text", "json"):
             connection.adapters.register_loader(kind, _TextLoader)
         connection.adapters.register_loader("timestamptz", _MomentLoader)
+        cursor = await connection.execute("SELECT pg_backend_pid()")
+        if await cursor.fetchone() == (connection.info.backend_pid,):
+            # A bouncer makes up a number: its clients are not told which server process they get.
+            connection.prepare_threshold = _PREPARED_AFTER
         return cls(connection, address.schema)
 
     @property
@@ -182,8 +192,10 @@ class Connection:
         try:
             async with self._connection.pipeline():
                 cursors = [await self._execute(step) for step in steps]
-        except BaseException as error:
-            self._clear_up(error)
+        except BaseException:
+            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
+            # answer, and what it was to prepare the server may not have got to.
+            self.close()
             raise
         return [await _rows_of(cursor) for cursor in cursors]
 
@@ -194,8 +206,10 @@ class Connection:
                 await self._execute(Step(begin))
                 result = await body(Transaction(self, self._execute, pipeline))
                 await self._execute(Step("COMMIT"))
-        except BaseException as error:
-            self._clear_up(error)
+        except BaseException:
+            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
+            # answer, and what it was to prepare the server may not have got to.
+            self.close()
             raise
         return result
 
@@ -205,13 +219,6 @@ class Connection:
     async def create_schema(self) -> None:
         """Create the schema that the tables are to stand in."""
         await self._connection.execute(f'CREATE SCHEMA "{self._schema}"'.encode())
-
-    def _clear_up(self, error: BaseException) -> None:
-        idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if not idle or not isinstance(error, Exception):
-            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
-            # answer.
-            self.close()
 
 
 class Transaction:

@@ -178,7 +178,7 @@ COMMIT_TURN: Final[LiteralString] = """
     ), dropped AS (
         DELETE FROM chatflow_messages USING fence
         WHERE chatflow_messages.session_key = fence.session_key
-            AND (%(replace)s OR (place >= 0 AND place < %(drop_before)s))
+            AND place >= %(drop_from)s AND place < %(drop_before)s
     ), added AS (
         INSERT INTO chatflow_messages (session_key, place, message_json)
         SELECT fence.session_key, %(system_place)s + number - 1, message

@@ -1,8 +1,9 @@
-"""A proxy before the server that cuts connections at a chosen moment."""
+"""A proxy before the server that cuts connections at a chosen moment, or gives their numbers out as a bouncer does."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Literal
@@ -16,6 +17,12 @@ the first, and the connection stays."""
 
 COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED")
 """What a client's bytes hold where they end a transaction: a statement of its own, or a flight that is one."""
+
+_PREPARED: Final = re.compile(rb"P.{4}(_pg3_[0-9]+\0)\s*(?:" + b"|".join(COMMITS) + b")", re.DOTALL)
+"""Where a client gives such a statement a name, to send that alone from then on."""
+
+_KEY: Final = re.compile(rb"K\0\0\0\x0c.{4}", re.DOTALL)
+"""Where the server tells a client the number of its process."""
 
 
 @attrs.define(eq=False)
@@ -31,6 +38,8 @@ class Proxy:
     cut: int = 0
     refuses: bool = False
     """Nobody gets a connection."""
+    is_bouncer: bool = False
+    """A client is not told the number of its server's process, but another one."""
     is_silent: bool = False
     """Nothing reaches the server."""
     late: dict[asyncio.StreamWriter, bytes] = attrs.field(factory=dict[asyncio.StreamWriter, bytes])
@@ -75,7 +84,7 @@ class Proxy:
         except OSError:
             to_client.close()
             return
-        answers = asyncio.create_task(_pump(from_server, to_client))
+        answers = asyncio.create_task(self._pump(from_server, to_client))
         try:
             # A server that gives up on somebody closes its end.
             with suppress(OSError):
@@ -95,8 +104,10 @@ class Proxy:
         to_server: asyncio.StreamWriter,
         answers: asyncio.Task[None],
     ) -> None:
+        commits = list(COMMITS)
         while data := await from_client.read(2**20):
-            if self.plan and any(commit in data for commit in COMMITS):
+            commits += _PREPARED.findall(data)
+            if self.plan and any(commit in data for commit in commits):
                 how = self.plan.pop(0)
                 self.cut += 1
                 answers.cancel()
@@ -116,12 +127,11 @@ class Proxy:
             to_server.write(data)
             await to_server.drain()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(2**20):
-            writer.write(data)
-            await writer.drain()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(2**20):
+                writer.write(_KEY.sub(b"K\0\0\0\x0c\0\0\0\0", data, count=1) if self.is_bouncer else data)
+                await writer.drain()
 
 
 @asynccontextmanager

@@ -34,8 +34,9 @@ CONNECT_SECONDS: Final = 10
 _PREPARED_AFTER: Final = 2
 """After how many uses of a statement the server keeps its plan, which takes longer to make than to use."""
 
-_TABLE: Final = re.compile(
-    r"\bchatflow_(?:meta|sessions|messages|processed_messages|turns|journal|set_aside|marks|versions|turn_ids)\b"
+_PLACED: Final = re.compile(
+    r"\bchatflow_(?:meta|sessions|messages|processed_messages|turns|journal|set_aside|marks|versions|turn_ids"
+    r"|turns_holder_idx)\b"
 )
 
 
@@ -124,8 +125,8 @@ _2000: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 @lru_cache(maxsize=1024)
 def _placed(statement: LiteralString, schema: str) -> bytes:
-    """*statement* with the schema before each table's name."""
-    return _TABLE.sub(lambda found: f'"{schema}".{found[0]}', statement).encode()
+    """*statement* with the schema before each name of what stands in it."""
+    return _PLACED.sub(lambda found: f'"{schema}".{found[0]}', statement).encode()
 
 
 # --- connections ---

@@ -134,6 +134,13 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         """,
         "CREATE INDEX ON chatflow_marks (marked_at)",
     ),
+    # 2: after chatflow 0.1.0
+    (
+        # What is held is few rows, and is mostly wanted whole. Where the server knew no better, it took an index by who
+        # holds them for that of a turn's id, and each commit looked at all that its process held.
+        "DROP INDEX chatflow_turns_holder_idx",
+        "CREATE INDEX ON chatflow_turns (turn_id) WHERE holder IS NOT NULL",
+    ),
 )
 """In order; a released entry is never edited. The format's version is how many a database has had."""
 

@@ -208,12 +208,6 @@ TURNS_OF_SESSIONS: Final[LiteralString] = """
 """
 """All turns of conversations."""
 
-NEXT_OF_HOLDER: Final[LiteralString] = """
-    SELECT min(turn_id) FROM chatflow_turns
-    WHERE session_key = %(session_key)s AND state = 'queued' AND holder = %(holder)s
-"""
-"""Which row of ours is to look first whether its place has come."""
-
 IS_NEXT_TO_TELL: Final[LiteralString] = """
     SELECT NOT EXISTS (
         SELECT 1 FROM chatflow_turns AS before

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, LiteralString
 
 import anyio
 import psycopg
@@ -54,10 +55,49 @@ async def test_in_a_schema_that_is_there(
     assert await open_store().get("s") is None
 
 
+def tables(connection: psycopg.Connection[Any], schema: str) -> list[Any]:
+    """What there is in a schema: columns, indexes and constraints."""
+    queries: tuple[LiteralString, ...] = (
+        """
+        SELECT table_name, column_name, data_type, is_nullable, column_default
+        FROM information_schema.columns WHERE table_schema = %s
+        """,
+        "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = %s",
+        """
+        SELECT conrelid::regclass::text, pg_get_constraintdef(oid)
+        FROM pg_constraint WHERE connamespace = %s::regnamespace
+        """,
+    )
+    return [sorted(map(str, connection.execute(query, [schema]))) for query in queries]
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+async def test_upgrade(connection: psycopg.Connection[Any], open_store: OpenStore, schema: str, version: int) -> None:
+    """The tables of every older format become those of the newest, with what is in them."""
+    newest = tables(connection, schema)
+    drop(connection, schema)
+    with connection.transaction():
+        connection.execute(f'CREATE SCHEMA "{schema}"; SET LOCAL search_path = "{schema}"'.encode())
+        for statement in chain.from_iterable(MIGRATIONS[:version]):
+            connection.execute(statement)
+        connection.execute("INSERT INTO chatflow_meta VALUES ('format', %s)", [str(version)])
+        connection.execute(
+            "INSERT INTO chatflow_sessions (session_id, active_agent_name, version, created_at, updated_at)"
+            " VALUES ('s', 'Support', nextval('chatflow_versions'), now(), now())"
+        )
+    session = await open_store().get_or_create("s", SUPPORT)
+    await session.add_message(Message(Role.USER, "still here"))
+    assert session.committed.version == 2
+    assert tables(connection, schema) == newest
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("UPDATE chatflow_meta SET value = '99'", "its format is '99', and this version of chatflow reads up to 1"),
+        (
+            "UPDATE chatflow_meta SET value = '99'",
+            f"its format is '99', and this version of chatflow reads up to {len(MIGRATIONS)}",
+        ),
         ("UPDATE chatflow_meta SET value = 'x'", "its table chatflow_meta names no format"),
         ("DELETE FROM chatflow_meta", "its table chatflow_meta names no format"),
         ("DROP TABLE chatflow_meta", "holds 'chatflow_journal' and no table chatflow_meta"),

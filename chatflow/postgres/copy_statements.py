@@ -154,8 +154,7 @@ HELD_IDS: Final[LiteralString] = """
 OTHER_IDS: Final[LiteralString] = """
     SELECT owner, session_id FROM chatflow_processed_messages
     WHERE (owner, session_id, message_id) > (%(after_owner)s, %(after_session_id)s, %(after_message_id)s)
-        AND (%(to_the_end)s OR (owner, session_id, message_id)
-            <= (%(last_owner)s, %(last_session_id)s, %(last_message_id)s))
+        AND (owner, session_id, message_id) <= (%(last_owner)s, %(last_session_id)s, %(last_message_id)s)
         AND (owner, session_id, message_id) NOT IN (
             SELECT * FROM unnest(%(owners)s::text[], %(session_ids)s::text[], %(message_ids)s::text[])
         )
@@ -166,8 +165,7 @@ OTHER_IDS: Final[LiteralString] = """
 DELETE_IDS: Final[LiteralString] = """
     DELETE FROM chatflow_processed_messages
     WHERE (owner, session_id, message_id) > (%(after_owner)s, %(after_session_id)s, %(after_message_id)s)
-        AND (%(to_the_end)s OR (owner, session_id, message_id)
-            <= (%(last_owner)s, %(last_session_id)s, %(last_message_id)s))
+        AND (owner, session_id, message_id) <= (%(last_owner)s, %(last_session_id)s, %(last_message_id)s)
         AND (owner, session_id, message_id) NOT IN (
             SELECT * FROM unnest(%(owners)s::text[], %(session_ids)s::text[], %(message_ids)s::text[])
         )

@@ -51,6 +51,9 @@ _INSERT: Final[dict[str, LiteralString]] = {
 
 _CONNECTIONS: Final = 1
 _LAST: Final = 2**63 - 1
+_ABOVE_ALL: Final = "\U0010ffff" * 700
+"""Above every owner: an index holds keys of 2,700 bytes."""
+
 _NAMED: Final = 100
 """Others that are told of at most, of a slice."""
 
@@ -170,7 +173,7 @@ def _asked(part: Slice, keys: Collection[Any]) -> dict[str, Any]:
     if part.kind is not Kind.MESSAGE_IDS:
         return {"after": part.after, "last": _LAST if part.last is None else part.last, "keys": list(keys)}
     owners, session_ids, message_ids = map(list, zip(*keys, strict=True)) if keys else ([], [], [])
-    after, last = part.after, part.last or ("", "", "")
+    after, last = part.after, part.last or (_ABOVE_ALL, "", "")
     return {
         "after_owner": after[0],
         "after_session_id": after[1],
@@ -181,7 +184,6 @@ def _asked(part: Slice, keys: Collection[Any]) -> dict[str, Any]:
         "owners": owners,
         "session_ids": session_ids,
         "message_ids": message_ids,
-        "to_the_end": part.last is None,
     }
 
 

@@ -140,6 +140,16 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         # holds them for that of a turn's id, and each commit looked at all that its process held.
         "DROP INDEX chatflow_turns_holder_idx",
         "CREATE INDEX ON chatflow_turns (turn_id) WHERE holder IS NOT NULL",
+        # What workers look for, in the order in which they take it: its first is found among any number of others.
+        "DROP INDEX chatflow_turns_agent_name_state_idx",
+        """
+        CREATE INDEX chatflow_turns_work_idx ON chatflow_turns (agent_name, turn_id)
+        WHERE holder IS NULL AND state IN ('accepted', 'interrupted')
+        """,
+        """
+        CREATE INDEX chatflow_turns_answered_idx ON chatflow_turns (agent_name, turn_id)
+        WHERE holder IS NULL AND state = 'answered'
+        """,
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a database has had."""

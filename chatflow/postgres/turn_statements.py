@@ -334,10 +334,10 @@ DROP_JOURNAL: Final[LiteralString] = "DELETE FROM chatflow_journal WHERE turn_id
 """The journal of a message that was given up."""
 
 PURGE_TURNS: Final[LiteralString] = """
-    DELETE FROM chatflow_turns WHERE turn_id IN (
+    DELETE FROM chatflow_turns WHERE turn_id = ANY(ARRAY(
         SELECT turn_id FROM chatflow_turns
         WHERE ended_at IS NOT NULL AND ended_at < %(expired_before)s ORDER BY ended_at LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
-    )
+    ))
 """
 """A slice of the rows that left the line longer ago than ids are remembered."""

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import psycopg
 import pytest
 
 import chatflow.postgres
-from chatflow.postgres.connection import Connection, Step, locate
-from chatflow.postgres.operations import HIDDEN
 from tests.postgres import server
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,7 +54,8 @@ FILLING: Final = """
 """As much of everything as makes the planner choose as it would with a million: most conversations are at rest."""
 
 VALUES: Final[dict[str, Any]] = {
-    **HIDDEN,
+    "hidden": "\1\1",
+    "shown": "\1\2",
     **dict.fromkeys(("now", "expired_before", "expires_at", "created_at", "queued_at"), NOW),
     **dict.fromkeys(("metadata_json", "service_json", "state_json", "spent_json", "response_json", "work_json"), "{}"),
     **dict.fromkeys(("message_json", "entry_json"), "{}"),
@@ -68,10 +65,10 @@ VALUES: Final[dict[str, Any]] = {
     **dict.fromkeys(("before", "after", "after_key"), 5000),
     **dict.fromkeys(("version", "seen", "parent", "shared", "old", "new", "mark", "set_aside_id", "max_turns"), 7),
     **dict.fromkeys(("attempt", "attempts", "drop_before", "place"), 1),
-    **dict.fromkeys(("system_place", "known_system", "known_place"), -1),
+    **dict.fromkeys(("system_place", "known_system", "known_place", "drop_from"), -1),
     **dict.fromkeys(("lease_seconds", "expires_after"), 1.0),
     **dict.fromkeys(("changes_session", "answers", "hands_on"), True),
-    **dict.fromkeys(("replace", "accepted", "changes_service", "all", "to_the_end"), False),
+    **dict.fromkeys(("accepted", "changes_service", "all"), False),
     **dict.fromkeys(("session_key", "known_key"), 2020),
     **dict.fromkeys(("owner", "after_owner", "last_owner"), "owner 1"),
     **dict.fromkeys(("session_id", "after_session_id"), "s1"),
@@ -150,41 +147,43 @@ def all_statements() -> Iterator[tuple[str, str]]:
 
 STATEMENTS: Final = dict(all_statements())
 
-
-@attrs.frozen
-class Filled:
-    """A schema with rows in it, and the first column of each of its indexes."""
-
-    schema: str
-    indexes: dict[str, str]
+MODES: Final = ("custom", "generic")
+"""A connection may get a statement planned each time, for its values, or keep one plan for all values."""
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    """Filled tables, of which the planner knows what is in them."""
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to filled tables, of which the planner knows what is in them."""
     schema = server.schema_of(tmp_path_factory.mktemp("plans"))
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(f'SET search_path = "{schema}"'.encode())
         connection.execute(FILLING.encode())
         connection.execute("ANALYZE")
-        indexes = connection.execute(
-            "SELECT indexrelid::regclass::text, pg_get_indexdef(indexrelid, 1, false) FROM pg_index"
-            " JOIN pg_class ON pg_class.oid = indrelid WHERE relnamespace = current_schema()::regnamespace"
-        ).fetchall()
-    yield Filled(schema, dict(indexes))
+        yield connection
     server.forget(schema)
 
 
-@pytest.fixture
-async def connection(anyio_backend: str, filled: Filled) -> AsyncIterator[Connection]:
-    """A connection as a store's, which sends parameters as it does."""
-    connection = await Connection.open(locate(server.dsn(), filled.schema))
-    yield connection
-    connection.close()
+@pytest.fixture(scope="module")
+def indexes(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """The first column of each index."""
+    found = connection.execute(
+        """
+        SELECT indexrelid::regclass::text, pg_get_indexdef(indexrelid, 1, false)
+        FROM pg_index JOIN pg_class ON pg_class.oid = indrelid WHERE relnamespace = current_schema()::regnamespace
+        """
+    )
+    return dict(found.fetchall())
 
 
-async def plan(connection: Connection, name: str, statement: str) -> dict[str, Any]:
-    """How the server would run a statement."""
+def type_of(value: Any) -> str:
+    """The type that a store says a parameter has; of text the server finds out what it stands for."""
+    if isinstance(value, list):
+        return f"{type_of(value[0]).replace('unknown', 'text')}[]" if value else "unknown"
+    return {bool: "boolean", int: "bigint", float: "float8", datetime: "timestamptz"}.get(type(value), "unknown")
+
+
+def plan(connection: psycopg.Connection[Any], name: str, statement: str, mode: str) -> dict[str, Any]:
+    """How the server would run a statement: planned for these values, or for all that there may be."""
     known = {**VALUES, **OTHERWISE.get(name, {})}
     arrays = set(re.findall(r"%\((\w+)\)s::[a-z ]+\[\]", statement))
     values: dict[str, Any] = {}
@@ -195,9 +194,20 @@ async def plan(connection: Connection, name: str, statement: str) -> dict[str, A
             values[each] = []  # the columns of rows that are inserted
         else:
             values[each] = known[each]
-    (((found,),),) = await connection.fly(Step(f"EXPLAIN (FORMAT JSON) {statement}", values))
-    plan: dict[str, Any] = json.loads(found)[0]["Plan"]
-    return plan
+    numbers = {each: f"${number}" for number, each in enumerate(values, 1)}
+    types = f"({', '.join(map(type_of, values.values()))})" if values else ""
+    given = f"({', '.join(['%s'] * len(values))})" if values else ""
+    sql = re.sub(r"%\((\w+)\)s", lambda found: numbers[found[1]], statement)
+    connection.execute(f"SET plan_cache_mode = force_{mode}_plan".encode())
+    connection.execute(f"PREPARE looked_at {types} AS {sql}".encode())
+    try:
+        cursor = psycopg.ClientCursor(connection)
+        cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE looked_at {given}".encode(), list(values.values()))
+        ((found,),) = cursor.fetchall()
+    finally:
+        connection.execute("DEALLOCATE looked_at")
+    root: dict[str, Any] = found[0]["Plan"]
+    return root
 
 
 def scans(node: dict[str, Any], indexes: dict[str, str]) -> Iterator[str]:
@@ -212,9 +222,10 @@ def scans(node: dict[str, Any], indexes: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-async def test_no_scan(name: str, connection: Connection, filled: Filled) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_no_scan(name: str, mode: str, connection: psycopg.Connection[Any], indexes: dict[str, str]) -> None:
     """A statement reads no table, and no index, from end to end."""
-    found = set(scans(await plan(connection, name, STATEMENTS[name]), filled.indexes))
+    found = set(scans(plan(connection, name, STATEMENTS[name], mode), indexes))
     assert found - SMALL - EXCEPTED.get(name, set()) == set()
 
 
@@ -228,21 +239,23 @@ def test_all_are_looked_at() -> None:
     assert {name for name in names if len(re.findall(rf"\b{name}\b", source)) < 2} == set()
 
 
-async def test_deleting_cascades_by_index(connection: Connection, filled: Filled) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_deleting_cascades_by_index(mode: str, connection: psycopg.Connection[Any], indexes: dict[str, str]) -> None:
     """Deleting a conversation finds its messages and turns by an index that begins with its key, a turn its lines."""
     for table, column in (("messages", "session_key"), ("turns", "session_key"), ("journal", "turn_id")):
         statement = f"SELECT 1 FROM chatflow_{table} WHERE {column} = %({column})s"
-        assert set(scans(await plan(connection, "", statement), filled.indexes)) == set()
+        assert set(scans(plan(connection, "", statement, mode), indexes)) == set()
 
 
-def test_a_turn_is_found_by_itself(filled: Filled) -> None:
+def test_a_turn_is_found_by_itself(indexes: dict[str, str]) -> None:
     """No index begins with who holds a turn: a process may hold thousands, and would look at all for each."""
-    assert "holder" not in filled.indexes.values()
+    assert "holder" not in indexes.values()
 
 
-async def test_bites(connection: Connection, filled: Filled) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_bites(mode: str, connection: psycopg.Connection[Any], indexes: dict[str, str]) -> None:
     """A statement without an index is seen, and one that reads a whole index."""
     by_moment = "SELECT 1 FROM chatflow_sessions WHERE updated_at = %(now)s"
-    assert set(scans(await plan(connection, "", by_moment), filled.indexes)) == {"chatflow_sessions"}
+    assert set(scans(plan(connection, "", by_moment, mode), indexes)) == {"chatflow_sessions"}
     by_order = "SELECT service_key FROM chatflow_sessions ORDER BY version LIMIT %(limit)s"
-    assert set(scans(await plan(connection, "", by_order), filled.indexes)) == {"chatflow_sessions_version_key"}
+    assert set(scans(plan(connection, "", by_order, mode), indexes)) == {"chatflow_sessions_version_key"}

@@ -19,6 +19,9 @@ hop to a thread would."""
 MAY_ASK_FOR_THE_FOLDER: Final = ("chatflow/sqlite/location.py", {"locate", "_locate_uri"})
 """A relative path means the folder that is current when the store is made; the kernel knows it, not the disk."""
 
+MAY_TELL_WHERE_IT_STANDS: Final = ("pytest_timeout.py", {"timeout_sigalrm"})
+"""pytest-timeout interrupts a test wherever that is, in chatflow too, and first prints what all threads do."""
+
 
 @contextmanager
 def fence() -> Generator[BlockBuster]:
@@ -35,6 +38,7 @@ def fence() -> Generator[BlockBuster]:
                 None, name, scanned_modules="chatflow", excluded_modules=["chatflow.testing"]
             ).activate()
         for name, function in blockbuster.functions.items():
+            function.can_block_in(*MAY_TELL_WHERE_IT_STANDS)
             if name.startswith("sqlite3."):
                 function.can_block_in(*MAY_CALL_SQLITE)
         # coverage's tracer takes a lock of its own underneath whatever line is being traced, chatflow's too; and `with

@@ -16,6 +16,34 @@ from tests.testing import broken_stores
 ROOT: Final = Path(__file__).parents[2]
 SUITE: Final = "chatflow.testing.conformance"
 
+NEVER_ENDS: Final = """
+import threading
+
+import anyio
+import pytest
+
+from chatflow import SessionStore
+from chatflow.testing.fence import fence
+
+
+def never():
+    while True:
+        pass
+
+
+async def main():
+    store = SessionStore()
+    store.clock = never
+    with fence():
+        await store.mark_message_processed("m")
+
+
+@pytest.mark.timeout(0.5)
+def test():
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    anyio.run(main)
+"""
+
 
 def run(folder: Path, store: str, *modules: str, plugin: bool = True, code: int = 0) -> str:
     """What pytest says of a store of broken_stores.py, in a project in *folder*, which is to end with *code*."""
@@ -74,6 +102,12 @@ def test_helpers_tell_what_they_compared(tmp_path: Path) -> None:
         "def test() -> None:\n    assert '@py_assert' in repr(work.lose_all.__code__.co_varnames)\n"
     )
     run(tmp_path, "SOUND", "test_helper.py")
+
+
+def test_time_limit(tmp_path: Path) -> None:
+    """A test that never ends fails at pytest-timeout's limit, also where that finds it within the fence in chatflow."""
+    (tmp_path / "test_never.py").write_text(NEVER_ENDS)
+    assert "Failed: Timeout" in run(tmp_path, "SOUND", "test_never.py", code=1)
 
 
 def test_no_store_named(tmp_path: Path) -> None:

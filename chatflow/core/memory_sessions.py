@@ -38,7 +38,7 @@ def is_over(session: Conversation, now: dt.datetime) -> bool:
 
 def is_idle(session: Conversation, seconds: float | None, now: dt.datetime) -> bool:
     """Whether it had no commit for so long."""
-    return seconds is not None and session.updated_at + dt.timedelta(seconds=seconds) <= now
+    return seconds is not None and now - session.updated_at >= dt.timedelta(seconds=seconds)
 
 
 class MemorySessions:

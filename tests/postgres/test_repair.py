@@ -10,8 +10,10 @@ import pytest
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import Message, Role
-from chatflow.core.records import Key
+from chatflow.core.records import Key, NewSession
 from chatflow.core.rows import State
+from chatflow.core.service import ServiceSession
+from chatflow.core.values import EMPTY
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import CorruptSessionError, MessageDeadError
 from chatflow.postgres.diagnosis import AnswerDiagnosis
@@ -23,6 +25,7 @@ from chatflow.runner import Runner
 from tests.postgres.conftest import OpenStore
 
 SUPPORT: Final = Agent(name="Support")
+SERVICE: Final = ServiceSession("resp_1", "Support", "openai")
 SAYS_ELSE: Final = '{"somebody": "else"}'
 
 
@@ -141,12 +144,19 @@ async def test_in_hand(open_store: OpenStore, connection: psycopg.Connection[Any
     assert {each.action for each in await store.repair()} == {"replaced"}
 
 
-async def test_of_a_service(open_store: OpenStore, connection: psycopg.Connection[Any], schema: str) -> None:
-    """A conversation whose service can't be read is not found by its id, and goes on without it once mended."""
+@pytest.mark.parametrize("service", ["'[]'", "NULL"], ids=["unreadable", "none"])
+async def test_of_a_service(
+    open_store: OpenStore, connection: psycopg.Connection[Any], schema: str, service: str
+) -> None:
+    """A conversation whose service can't be read, or is another than its key says, is not found by its id; mended, it
+    goes on without it.
+    """
     store = open_store()
-    await store.get_or_create("s", SUPPORT)
-    change(connection, schema, "UPDATE chatflow_sessions SET service_json = '[]', service_key = 'x'")
-    assert await store.get_by_service_id(SUPPORT, "x") is None
+    new = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None, service=SERVICE)
+    await store.create_session(store.key_of("s"), new)
+    assert await store.get_by_service_id(SUPPORT, "resp_1") is not None
+    change(connection, schema, f"UPDATE chatflow_sessions SET service_json = {service}")
+    assert await open_store().get_by_service_id(SUPPORT, "resp_1") is None
     assert {each.fault.kind for each in await store.repair()} == {"session"}
     assert await store.check() == ()
 

@@ -199,6 +199,14 @@ async def test_expires_after_survives(store: StoreBackend, clock: Clock, restart
     assert again.expires_after == dt.timedelta(seconds=90.5)
 
 
+async def test_end_of_dates(store: StoreBackend, clock: Clock) -> None:
+    """A conversation whose time would be up past the last date there is stays."""
+    clock.now = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
+    await begin(store, "s", expires_after=100 * 365 * DAY)
+    clock.passes(days=364)
+    assert await store.purge() == 0
+
+
 async def test_both(store: StoreBackend, clock: Clock) -> None:
     """Whichever time is over first ends a conversation."""
     await begin(store, "short", expires_after=60)

@@ -216,13 +216,10 @@ class Database:
 
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
-            connection: Connection | None = None
             try:
                 connection = await self._connection_of(slot)
                 found = await _in_time(connection, lambda each: each.transact(_BEGIN, close_mark))
             except (Error, TimeoutError) as error:
-                if connection is not None:
-                    connection.close()
                 if time.monotonic() > deadline:
                     name = self.address.name
                     raise StoreError(
@@ -296,8 +293,7 @@ def release_database(database: Database) -> bool:
         database.users -= 1
         if database.users:
             return False
-        if _living.get(database.address) is database:
-            del _living[database.address]
+        del _living[database.address]
     return True
 
 

@@ -131,5 +131,4 @@ async def flush(noted: list[tuple[str, bool]], database: Database, *, rewrite: b
     for statement in REWRITE if rewrite else VACUUM:
         await database.ask(statement)
     dropped = [key for key, is_left in noted if not is_left]
-    if dropped:
-        await database.fly(Step(FORGET_ERASING, {"notes": dropped}))
+    await database.fly(Step(FORGET_ERASING, {"notes": dropped}))

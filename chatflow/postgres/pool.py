@@ -49,14 +49,17 @@ class Pool:
                 return self._idle.pop()
             waiter = _Waiter(asyncio.get_running_loop(), anyio.Event())
             self._waiters.append(waiter)
+        # Whoever gives it a slot wakes it, or the time that it waits at most.
+        timer = waiter.loop.call_later(seconds, waiter.event.set)
         try:
-            with anyio.move_on_after(seconds):
-                await waiter.event.wait()
+            await waiter.event.wait()
         except BaseException:
             slot = self._leave(waiter)
             if slot is not None:
                 self.give(slot)
             raise
+        finally:
+            timer.cancel()
         return self._leave(waiter)
 
     def _leave(self, waiter: _Waiter) -> Slot | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -419,19 +419,16 @@ async def take_work(
     if answers:
         found = await transaction.ask(statements.ANSWERED_AT_HAND, agent_name=agent_name, limit=limit)
         rows = await _rows_of_sessions(found, at, transaction)
-        for _, turn_id in found:
-            row = _free(rows, turn_id, (State.ANSWERED,))
-            if row is not None:
-                works += await _take(rows, row, lease_seconds, transaction)
+        for row in _free(rows, found, (State.ANSWERED,)):
+            works += await _take(rows, row, lease_seconds, transaction)
     after = 0
     while len(works) < limit:
         found = await transaction.ask(
             statements.WORK_AT_HAND, agent_name=agent_name, after=after, limit=_LOOKED_AT_ONCE
         )
         rows = await _rows_of_sessions(found, at, transaction)
-        for _, turn_id in found:
-            row = _free(rows, turn_id, WAITING)
-            if row is not None and len(works) < limit and lines.first_to_take(rows, row):
+        for row in _free(rows, found, WAITING):
+            if len(works) < limit and lines.first_to_take(rows, row):
                 works += await _take(rows, row, lease_seconds, transaction)
         if len(found) < _LOOKED_AT_ONCE:
             break
@@ -445,10 +442,12 @@ async def _rows_of_sessions(found: list[tuple[Any, ...]], at: At, transaction: T
     return PostgresRows(line, at.holder, at.now)
 
 
-def _free(rows: PostgresRows, turn_id: int, states: Collection[State]) -> Row | None:
-    """The row, unless somebody has taken it, or ended it, before its conversation was locked."""
-    row = rows.find(turn_id)
-    return row if row is not None and row.holder is None and row.state in states else None
+def _free(rows: PostgresRows, found: list[tuple[Any, ...]], states: Collection[State]) -> Iterator[Row]:
+    """What was found, but for what somebody has taken, or ended, before its conversation was locked."""
+    for _, turn_id in found:
+        row = rows.find(turn_id)
+        if row is not None and row.holder is None and row.state in states:
+            yield row
 
 
 async def _take(rows: PostgresRows, row: Row, lease_seconds: float, transaction: Transaction) -> tuple[Work, ...]:

@@ -268,6 +268,14 @@ async def test_closed_while_in_use(open_store: OpenStore) -> None:
         await database.ask("SELECT 1")
 
 
+async def test_line_after_close(open_store: OpenStore) -> None:
+    """A store that was closed unused has no line of waiters, and connects to nothing for one."""
+    store = open_store()
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        store.line.wake_all()
+
+
 async def test_wrong_password(open_store: OpenStore) -> None:
     """A server that refuses the user is not asked again, and the error says what to look at."""
     store = open_store(dsn_of("nobody"))

@@ -153,6 +153,15 @@ def test_forgotten(schema: str) -> None:
     assert not any("psycopg" in str(each.message) for each in caught)
 
 
+async def test_forgotten_beside_another(open_store: OpenStore) -> None:
+    """A store that is forgotten leaves the connections to another one of its process on the same database."""
+    store, forgotten = open_store(), open_store()
+    await store.get("s")
+    await forgotten.get("s")
+    assert forgotten.abandon()
+    assert await store.get("s") is None
+
+
 async def test_server_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns under way wait for a server that is killed and comes back, and none is lost or doubled.
 

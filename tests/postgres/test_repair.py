@@ -273,8 +273,8 @@ async def test_taken_meanwhile(open_store: OpenStore) -> None:
     (work,) = await store.take_work("Support", 10, 5, answers=True)
     found = await store._database.ask(READ_ROW, turn_id=work.turn.turn_id)
     rows = PostgresRows(found, "other", None)
-    assert _free(rows, work.turn.turn_id, tuple(State)) is None
-    assert _free(rows, 0, tuple(State)) is None
+    session_key = found[0][1]
+    assert list(_free(rows, [(session_key, work.turn.turn_id), (session_key, 0)], tuple(State))) == []
 
 
 async def test_front(open_store: OpenStore, connection: psycopg.Connection[Any], schema: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchmarks.systems import SYSTEMS
 
-OURS: Final = ("chatflow", "aiosqlite", "anyio", "attrs", "cattrs", "orjson")
+OURS: Final = ("chatflow", "aiosqlite", "anyio", "attrs", "cattrs", "msgspec")
 _VERSIONS: Final = """
 import json, sys
 from importlib import metadata

@@ -8,8 +8,9 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import orjson
+import msgspec
 import pytest
+from attrs.exceptions import FrozenInstanceError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def refuse_constant(name: str) -> NoReturn:
 def read_strictly(text: str) -> Any:
     """*text* as a strict reader of JSON finds it, if that is what every reader finds."""
     found = json.loads(text, parse_constant=refuse_constant)
-    assert orjson.loads(text) == found
+    assert msgspec.json.decode(text) == found
     assert "\0" not in text
     assert "\\u0000" not in text
     text.encode()
@@ -397,6 +398,11 @@ def test_shorter_way_reads_the_usual(message: Message) -> None:
     """Messages as most are need no converter, and nobody can change what is in them."""
     quick = usual_message(message_to_json(message))
     assert exactly(quick) == exactly(message)
+    assert quick is not None
+    for part in (quick, *quick.tool_calls, *quick.tool_results):
+        assert type(part) in {Message, ToolCall, ToolResult}
+        with pytest.raises(FrozenInstanceError):
+            setattr(part, "name", "another")  # noqa: B010  # a checker knows that it is refused
 
 
 # --- what is no message ------------------------------------------------------------------------------------------

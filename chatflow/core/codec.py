@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 import attrs
-import orjson
-from cattrs import transform_error
+import msgspec
+from cattrs import Converter, transform_error
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
-from cattrs.preconf.orjson import make_converter
 
 from chatflow.core.envelopes import decode, decode_fields, encode
 from chatflow.core.journal import Deed, Entry
@@ -155,7 +154,7 @@ def _read_step(value: Any, _: Any) -> ServiceStep | None:
 _VALUE: Final = override(unstruct_hook=encode, struct_hook=_read_value)
 """A field that holds any value `freeze` accepts; what it must be is checked by the class, whoever makes one."""
 
-_converter = make_converter(detailed_validation=True)
+_converter = Converter(detailed_validation=True)
 _converter.register_structure_hook(str, _read_value)
 _converter.register_unstructure_hook(str, encode)
 _converter.register_structure_hook(bool, _read_bool)
@@ -234,7 +233,7 @@ def message_from_data(data: object) -> Message:
 
 def message_to_json(message: Message) -> str:
     """One message as strict JSON."""
-    return orjson.dumps(message_to_data(message)).decode()
+    return msgspec.json.encode(message_to_data(message)).decode()
 
 
 def message_from_json(text: str | bytes) -> Message:
@@ -268,7 +267,7 @@ def _build_known_message(data: Any) -> Message:
 
 def response_to_json(response: AgentResponse) -> str:
     """A stored answer as strict JSON."""
-    return orjson.dumps(_converter.unstructure(response, AgentResponse)).decode()
+    return msgspec.json.encode(_converter.unstructure(response, AgentResponse)).decode()
 
 
 def response_from_json(text: str | bytes) -> AgentResponse:
@@ -278,7 +277,7 @@ def response_from_json(text: str | bytes) -> AgentResponse:
 
 def entry_to_json(entry: Entry) -> str:
     """A line of a turn's journal as strict JSON."""
-    return orjson.dumps(_converter.unstructure(entry, Entry)).decode()
+    return msgspec.json.encode(_converter.unstructure(entry, Entry)).decode()
 
 
 def entry_from_json(text: str | bytes) -> Entry:
@@ -288,7 +287,7 @@ def entry_from_json(text: str | bytes) -> Entry:
 
 def values_to_json(values: Mapping[str, Any]) -> str:
     """A frozen state or metadata mapping as strict JSON."""
-    return orjson.dumps(encode(values)).decode()
+    return msgspec.json.encode(encode(values)).decode()
 
 
 def values_from_json(text: str | bytes) -> FrozenDict:
@@ -300,7 +299,7 @@ _MISSING: Final = "it is missing"
 
 
 def _read(text: str | bytes, build: Callable[[Any], _T]) -> _T:
-    return _built(text, lambda found: build(orjson.loads(found)))
+    return _built(text, lambda found: build(msgspec.json.decode(found)))
 
 
 def _built(data: Any, build: Callable[[Any], _T]) -> _T:
@@ -314,7 +313,7 @@ def _built(data: Any, build: Callable[[Any], _T]) -> _T:
 def _first_fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, SessionFormatError | UnstorableValueError):
         return error.path, error.reason
-    if isinstance(error, orjson.JSONDecodeError):
+    if isinstance(error, msgspec.DecodeError | UnicodeEncodeError):
         return "", f"it is not JSON: {error}"
     if isinstance(error, RecursionError):
         return "", "it is nested too deeply"

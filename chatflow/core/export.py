@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core.codec import FORMAT_VERSION, entry_to_json, response_to_json
 from chatflow.core.envelopes import encode
@@ -51,7 +51,7 @@ async def lines_of_owner(backend: StoreBackend, owner: str) -> AsyncIterator[str
 
 
 def _line(kind: str, **fields: Any) -> str:
-    return orjson.dumps({"kind": kind, **fields}).decode()
+    return msgspec.json.encode({"kind": kind, **fields}).decode()
 
 
 async def _conversation_line(backend: StoreBackend, key: Key) -> str | None:
@@ -93,7 +93,7 @@ async def _turn_line(backend: StoreBackend, turn: PendingTurn) -> str:
         state=encode(turn.state),
         attempts=turn.attempts,
         queued_at=turn.queued_at.isoformat(),
-        journal=[orjson.Fragment(entry_to_json(entry)) for entry in journal],
+        journal=[msgspec.Raw(entry_to_json(entry)) for entry in journal],
     )
 
 
@@ -106,7 +106,7 @@ def _id_line(remembered: RememberedId) -> str:
         session_id=encode(remembered.session_id) or None,
         message_id=encode(remembered.message_id),
         processed_at=remembered.processed_at.isoformat(),
-        response=None if response is None else orjson.Fragment(response_to_json(response)),
+        response=None if response is None else msgspec.Raw(response_to_json(response)),
     )
 
 

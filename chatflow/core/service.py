@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal, cast
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core.envelopes import encode
 from chatflow.core.messages import Message
@@ -123,7 +123,7 @@ def _count(value: Any, name: str) -> int:
 def digest_of(messages: Iterable[Message]) -> str:
     """The same for messages that say the same, whenever they were said."""
     said = [[encode(value) for value in _said(message)] for message in messages]
-    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
 def _said(message: Message) -> tuple[Any, ...]:
@@ -138,4 +138,4 @@ def _said(message: Message) -> tuple[Any, ...]:
 
 def id_key(id_: ServiceSessionId) -> str:
     """*id_* as text that is the same for equal ids, whatever the order of a mapping's keys."""
-    return orjson.dumps(encode(_frozen_id(id_)), option=orjson.OPT_SORT_KEYS).decode()
+    return msgspec.json.encode(encode(_frozen_id(id_)), order="sorted").decode()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core.envelopes import encode
 from chatflow.core.messages import Message, Part, Role, TextPart, ToolResult
@@ -71,7 +71,8 @@ def _told(late: Sequence[ToolResult]) -> str | list[Part]:
         if result.parts:
             parts += [TextPart(f"{begun}, and follows)"), *result.parts]
         else:
-            shown = result.content if isinstance(result.content, str) else orjson.dumps(encode(result.content)).decode()
+            content = result.content
+            shown = content if isinstance(content, str) else msgspec.json.encode(encode(content)).decode()
             parts.append(TextPart(f"{begun}: {shown})"))
     if any(result.parts for result in late):
         return parts

@@ -24,7 +24,8 @@ import attrs
 from chatflow.exceptions import UnstorableValueError, shorten
 
 MAX_DEPTH: Final = 200
-"""Levels of nesting that a value may have once written: orjson writes at most 254, and a message takes some itself."""
+"""Levels of nesting that a value may have once written. They are read and written by recursion, which Python ends at
+1,000 calls, and whoever calls has used some of them."""
 
 MARK: Final = "$chatflow"
 """The key that tells an envelope, the codec's form for what JSON has none for, from a dict."""

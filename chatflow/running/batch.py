@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core.agent import Agent
 from chatflow.core.envelopes import encode
@@ -228,7 +228,7 @@ class Batch:
         session, call = self.session, self.message.tool_calls[index]
         # With the arguments, since a model that is asked again may ask for something else in the same place.
         identity = [self.key, index, call.name, encode(call.args)]
-        key = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+        key = hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
         return ToolContext(session=session, state=session.state, agent=self.agent, idempotency_key=key)
 
     def _log(self, call: ToolCall | ToolResult, what: str, error: BaseException | None = None) -> None:

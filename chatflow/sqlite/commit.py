@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core import reading
 from chatflow.core.codec import message_to_json
@@ -20,7 +20,7 @@ from chatflow.sqlite.turns import At
 
 def texts_of(messages: Iterable[Message]) -> str:
     """*messages* as one list of their texts, for one statement to write."""
-    return orjson.dumps([message_to_json(message) for message in messages]).decode()
+    return msgspec.json.encode([message_to_json(message) for message in messages]).decode()
 
 
 @attrs.frozen(kw_only=True)

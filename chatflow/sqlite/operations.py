@@ -14,6 +14,7 @@ from chatflow.core import reading
 from chatflow.core.codec import values_to_json
 from chatflow.core.history import History
 from chatflow.core.messages import Message
+from chatflow.core.quick import usual_message
 from chatflow.core.records import (
     Answered,
     Key,
@@ -30,7 +31,7 @@ from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import statements
-from chatflow.sqlite.database import Connection, is_damaged
+from chatflow.sqlite.database import Connection, as_text, fetch_bytes, is_damaged
 from chatflow.sqlite.turn_statements import PURGE_TURNS, TURNS_OF_SESSION
 
 logger = logging.getLogger("chatflow.store")
@@ -76,7 +77,7 @@ def _rows_of(
 ) -> list[tuple[Any, ...]]:
     """A conversation's message rows; where the disk pages that hold them are damaged, the others' may be sound."""
     try:
-        return connection.execute(statement, {"session_key": session_key, **values}).fetchall()
+        return fetch_bytes(connection, statement, {"session_key": session_key, **values})
     except Exception as error:
         if not is_damaged(error):
             raise
@@ -112,8 +113,12 @@ def _load_history(
         (body, new["place"], rows[systems_found:]),
     ):
         _refuse_gaps(key, session_key, expected, [place for place, _ in found])
-        kept += [reading.message(key.session_id, session_key, place, text) for place, text in found]
+        kept += [_message(key, session_key, place, text) for place, text in found]
     return History(systems, len(systems), body, 0, len(body)), start, system_start
+
+
+def _message(key: Key, session_key: int, place: object, text: object) -> Message:
+    return usual_message(text) or reading.message(key.session_id, session_key, place, as_text(text))
 
 
 def _refuse_gaps(key: Key, session_key: int, expected: int, places: list[int]) -> None:
@@ -304,7 +309,7 @@ def page_of_messages(key: Key, limit: int, before: int, connection: Connection) 
         return None
     found = _rows_of(key, session_key, statements.PAGE_OF_MESSAGES, {"before": before, "limit": limit + 1}, connection)
     page = found[:limit]
-    items = tuple(reading.message(key.session_id, session_key, place, text) for place, text in reversed(page))
+    items = tuple(_message(key, session_key, place, text) for place, text in reversed(page))
     return Page(items, page[-1][0] if len(found) > limit else None)
 
 

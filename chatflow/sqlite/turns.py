@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core import lines, reading
 from chatflow.core.journal import Entry
@@ -295,7 +295,7 @@ def write_journal(
 
 def beat(held: frozenset[int], watched: frozenset[int], everything: bool, at: At, connection: Connection) -> Beaten:
     """Raise the beats of *held*, and read those to be watched."""
-    own_ids, watched_ids = orjson.dumps(list(held)).decode(), orjson.dumps(list(watched)).decode()
+    own_ids, watched_ids = msgspec.json.encode(list(held)).decode(), msgspec.json.encode(list(watched)).decode()
     own: dict[int, int] = dict(connection.execute(statements.BEAT, {"held": own_ids, "holder": at.holder}).fetchall())
     if everything:
         release_the_gone(at.holder, connection)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, LiteralString, cast
 
 import attrs
-import orjson
+import msgspec
 
 from chatflow.core import reading
 from chatflow.core.codec import message_from_json, message_to_json, values_to_json
@@ -252,7 +252,7 @@ def _message(data: object, created_at: object) -> Message:
     escaped = {name: _escaped(name, value) for name, value in fields.items()}
     if escaped.get("timestamp") is None:
         escaped["timestamp"] = created_at
-    return message_from_json(orjson.dumps(escaped))
+    return message_from_json(msgspec.json.encode(escaped))
 
 
 def _escaped(name: str, value: object) -> object:
@@ -275,7 +275,7 @@ def _fields(data: object) -> dict[str, object] | None:
 
 
 def _json(text: object) -> Any:
-    """*text* read. Not by orjson, which makes floats of large integers."""
+    """*text* read. Not by msgspec, which refuses half a surrogate pair."""
     if not reading.is_text(text):
         raise SessionFormatError(path="", reason="it is no text")
     return json.loads(text)

@@ -13,6 +13,7 @@ from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.messages import Message
 from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
+from chatflow.core.purging import Purging
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -52,10 +53,6 @@ from chatflow.postgres.turns import At
 
 _LAST_VERSION: Final = 2**63 - 1
 
-_PURGED_AT_ONCE: Final = 160
-_COMMITS_BETWEEN_PURGES: Final = 16
-"""After so many commits with a message id, ten times as many expired ids go: more than were added, so none pile up."""
-
 
 class PostgresSessionStore(StoreBackend):
     """Conversations in a PostgreSQL database, for any number of processes on any number of machines.
@@ -91,7 +88,7 @@ class PostgresSessionStore(StoreBackend):
         self._opening = threading.Lock()
         self._opened: Database | None = None
         self._closed = False
-        self._until_purge = 0
+        self._purging = Purging()
 
     @property
     def name(self) -> str:
@@ -162,12 +159,11 @@ class PostgresSessionStore(StoreBackend):
         return self._at_of(self._in_use())
 
     async def _purge_now_and_then(self) -> None:
-        self._until_purge -= 1
-        if self._until_purge < 0:
-            self._until_purge = _COMMITS_BETWEEN_PURGES
+        purged = self._purging.due()
+        if purged:
             # The commit holds, whatever comes of this.
             with suppress(StoreError):
-                await self.purge_processed(_PURGED_AT_ONCE)
+                await self.purge_processed(purged)
 
     # --- conversations ---
 

@@ -34,6 +34,7 @@ class WriteCommit:
     state_json: str | None
     spent_json: str | None
     response_json: str | None
+    purged: int
     at: At
 
     def __call__(self, connection: Connection) -> Committed | Lost:
@@ -54,6 +55,7 @@ class WriteCommit:
                 self.response_json,
                 self.at.now,
                 self.at.expired_before,
+                self.purged,
                 connection,
             )
         return Committed(version, metadata, ended[1], answered)
@@ -62,13 +64,15 @@ class WriteCommit:
         """The row's id and who is next, if the fence holds; and whether the row stays, since it was accepted."""
         commit = self.commit
         fence = {"turn_id": commit.turn_id, "holder": self.at.holder, "attempt": commit.attempt}
-        if commit.claim is not None:
-            answer = {**fence, "hands_on": commit.hands_on, "now": self.at.now}
-            ended = connection.execute(ANSWER_ROW, answer).fetchone()
-            if ended is not None:
-                connection.execute(DROP_JOURNAL, {"turn_id": commit.turn_id})
-                return ended, True
-        return connection.execute(END_TURN, fence).fetchone(), False
+        ended = connection.execute(END_TURN, fence).fetchone()
+        if ended is not None or commit.claim is None:
+            return ended, False
+        answer = {**fence, "hands_on": commit.hands_on, "now": self.at.now}
+        answered = connection.execute(ANSWER_ROW, answer).fetchone()
+        if answered is None:
+            return None, False
+        connection.execute(DROP_JOURNAL, {"turn_id": commit.turn_id})
+        return answered, True
 
     def _write_session(self, connection: Connection) -> tuple[int, FrozenDict]:
         commit, base = self.commit, self.commit.snapshot

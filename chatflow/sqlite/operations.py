@@ -6,7 +6,7 @@ import datetime as dt
 import logging
 from collections.abc import Callable
 from itertools import count, takewhile
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import attrs
 
@@ -37,9 +37,6 @@ from chatflow.sqlite.turn_statements import PURGE_TURNS, TURNS_OF_SESSION
 logger = logging.getLogger("chatflow.store")
 
 _T = TypeVar("_T")
-
-_PURGED_WITH_EACH_MARK: Final = 10
-"""Expired ids that a mark removes: more than it adds, so that none pile up."""
 
 
 def load(key: Key, known: Snapshot | None, connection: Connection) -> Snapshot | Seen:
@@ -340,9 +337,10 @@ def mark(
     response_json: str | None,
     now: str,
     expired_before: str,
+    purged: int,
     connection: Connection,
 ) -> bool:
-    """Claim the id; False if it was claimed before."""
+    """Claim the id; False if it was claimed before. Up to *purged* expired ids go with it."""
     marked = connection.execute(
         statements.MARK_PROCESSED,
         {
@@ -355,7 +353,8 @@ def mark(
             "expired_before": expired_before,
         },
     ).fetchone()
-    purge(_PURGED_WITH_EACH_MARK, expired_before, connection)
+    if purged:
+        purge(purged, expired_before, connection)
     return marked is not None
 
 

@@ -16,6 +16,7 @@ from chatflow.core.journal import Entry
 from chatflow.core.line import Line
 from chatflow.core.messages import Message
 from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
+from chatflow.core.purging import Purging
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -87,6 +88,7 @@ class SQLiteSessionStore(StoreBackend):
         self._opening = threading.Lock()
         self._opened: Database | None = None
         self._closed = False
+        self._purging = Purging()
 
     @property
     def name(self) -> str:
@@ -220,6 +222,7 @@ class SQLiteSessionStore(StoreBackend):
             state_json=state,
             spent_json=spent,
             response_json=response,
+            purged=0 if commit.claim is None else self._purging.due(),
             at=self._at(),
         )
         return await self._write(write, urgent=True)
@@ -278,7 +281,14 @@ class SQLiteSessionStore(StoreBackend):
     async def mark_processed(self, scope: Key, message_id: str) -> bool:
         """Claim the id."""
         return await self._write(
-            operations.mark, scope, message_id, None, None, operations.text_of(self.clock()), self._expired_before()
+            operations.mark,
+            scope,
+            message_id,
+            None,
+            None,
+            operations.text_of(self.clock()),
+            self._expired_before(),
+            self._purging.due(),
         )
 
     async def purge_processed(self, limit: int) -> int:

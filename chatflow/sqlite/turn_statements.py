@@ -153,14 +153,14 @@ ANSWER_ROW: Final[LiteralString] = """
 
 END_TURN: Final[LiteralString] = """
     DELETE FROM chatflow_turns
-    WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt
+    WHERE turn_id = :turn_id AND state = 'running' AND holder = :holder AND attempt = :attempt AND NOT accepted
     RETURNING turn_id, (
         SELECT min(next.turn_id) FROM chatflow_turns AS next
         WHERE next.session_key = chatflow_turns.session_key AND next.state = 'queued' AND next.holder = :holder
     )
 """
-"""The fence: a commit deletes its own row, and changes nothing where there is none. Tells which row of ours is to look
-whether its place has come."""
+"""The fence: a commit deletes its own row, unless it was accepted, and changes nothing where there is none. Tells which
+row of ours is to look whether its place has come."""
 
 NEXT_OF_HOLDER: Final[LiteralString] = """
     SELECT min(turn_id) FROM chatflow_turns WHERE session_key = :session_key AND state = 'queued' AND holder = :holder

@@ -313,6 +313,7 @@ class Sqlite(Storage):
                 state_json=None if commit.state is None else values_to_json(commit.state),
                 spent_json=None,
                 response_json=None if commit.response is None else response_to_json(commit.response),
+                purged=0,
                 at=at,
             )
             return write(self.connection)

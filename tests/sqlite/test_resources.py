@@ -5,6 +5,7 @@ import datetime as dt
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -215,9 +216,13 @@ async def test_purge_1000000(path: Path) -> None:
     await _purge(path, 1_000_000)
 
 
-async def test_purge_with_each_mark(path: Path) -> None:
-    """Marking an id forgets a few expired ones by itself, more than it adds."""
+async def test_purge_with_marks(path: Path) -> None:
+    """The first id that a store marks, and each sixteenth after it, forgets expired ones, more than were added."""
+    left: list[int] = []
     async with SQLiteSessionStore(path) as store:
-        await _expire(store, path, 100)
-        await store.mark_message_processed("new")
-    assert 1 < query(path, "SELECT count(*) FROM chatflow_processed_messages")[0] < 100
+        await _expire(store, path, 1_000)
+        for number in range(33):
+            await store.mark_message_processed(f"new{number}")
+            left += query(path, "SELECT count(*) FROM chatflow_processed_messages")
+    assert [number for number, (before, after) in enumerate(pairwise([1_000, *left])) if after < before] == [0, 16, 32]
+    assert 33 < left[-1] < 1_000 - 33

@@ -13,13 +13,12 @@ from chatflow.core.codec import (
     message_from_json,
     response_from_json,
     values_from_json,
-    values_to_json,
 )
 from chatflow.core.journal import Entry
 from chatflow.core.messages import AgentResponse, Message
 from chatflow.core.pruning import check_max_turns
 from chatflow.core.quick import usual_message
-from chatflow.core.records import LONGEST_SPAN, Claim
+from chatflow.core.records import LONGEST_SPAN
 from chatflow.core.rows import State
 from chatflow.core.service import ServiceSession
 from chatflow.core.usage import checked_spent
@@ -157,15 +156,6 @@ def _work_from_json(value: str) -> tuple[str | Decision, FrozenDict]:
                 raise SessionFormatError(path="decision", reason=str(error)) from error
         case _:
             raise SessionFormatError(path="", reason="it is neither a message nor a decision, with its metadata")
-
-
-def work_to_json(claim: Claim | None) -> str | None:
-    """What somebody else would need to answer the message, as `work` reads it."""
-    if claim is None:
-        return None
-    asked = claim.input
-    work = {"user_message": asked} if isinstance(asked, str) else {"decision": asked.to_data()}
-    return values_to_json(FrozenDict(**work, metadata=claim.metadata))
 
 
 def _parsed(session_id: str, row: str, value: object, parse: Callable[[str], _T]) -> _T:

@@ -13,6 +13,7 @@ from chatflow.core.messages import Message
 from chatflow.core.records import Commit, Committed, Key, Lost, system_place
 from chatflow.core.rows import State
 from chatflow.core.values import FrozenDict
+from chatflow.core.writing import expiry, service_to_json
 from chatflow.postgres import operations, statements
 from chatflow.postgres.connection import Step, Transaction
 from chatflow.postgres.database import Database
@@ -53,9 +54,9 @@ class WriteCommit:
             "state_json": None if commit.state is None else values_to_json(commit.state),
             "spent_json": None if commit.spent is None else values_to_json(commit.spent),
             "changes_service": commit.changes_service,
-            "service_json": operations.service_to_json(base.service),
+            "service_json": service_to_json(base.service),
             "service_key": None if base.service is None else base.service.key,
-            "expires_at": operations.expiry(at.now, base.expires_after),
+            "expires_at": expiry(at.now, base.expires_after),
             "drop_from": -(2**63) if commit.replace else 0,
             "drop_before": 2**63 - 1 if commit.replace else commit.drop_before or 0,
             "system_place": system_place(commit.system_start),

@@ -21,9 +21,10 @@ from chatflow.core.records import Key, fresh_position
 from chatflow.core.repairs import Repair
 from chatflow.core.sorting import history_of
 from chatflow.core.values import FrozenDict
+from chatflow.core.writing import expiry
 from chatflow.exceptions import CorruptSessionError, shorten
 from chatflow.postgres.connection import Row, Step, Transaction
-from chatflow.postgres.operations import HIDDEN, expiry
+from chatflow.postgres.operations import HIDDEN
 from chatflow.postgres.reading import moment
 
 LOOK_AT_SESSIONS: Final[LiteralString] = """

@@ -12,12 +12,13 @@ import attrs
 from chatflow.core.holder import is_gone
 from chatflow.core.lines import give_up
 from chatflow.core.repairs import Part, Repair
+from chatflow.core.writing import expiry
 from chatflow.postgres.aside import put_aside
 from chatflow.postgres.connection import Transaction
 from chatflow.postgres.database import Database, living_holders
 from chatflow.postgres.diagnosis import AnswerDiagnosis, Diagnosis, TurnDiagnosis, diagnose_after, diagnose_answer
 from chatflow.postgres.examination import Progress, look_at_answers, look_at_conversations
-from chatflow.postgres.operations import expiry, named
+from chatflow.postgres.operations import named
 from chatflow.postgres.rows import PostgresRows
 from chatflow.postgres.turn_statements import LOCK_SESSIONS, READ_ROW
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from chatflow.core import reading
+from chatflow.core import reading, writing
 from chatflow.core.codec import values_to_json
 from chatflow.core.history import History
 from chatflow.core.messages import Message
@@ -26,7 +26,6 @@ from chatflow.core.records import (
     fresh_position,
     system_place,
 )
-from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError
 from chatflow.postgres import statements
@@ -163,10 +162,10 @@ async def create(key: Key, new: NewSession, now: dt.datetime, transaction: Trans
         "active_agent_name": new.agent_name,
         "metadata_json": values_to_json(new.metadata),
         "max_turns": new.max_turns,
-        "service_json": service_to_json(new.service),
+        "service_json": writing.service_to_json(new.service),
         "service_key": None if new.service is None else new.service.key,
         "expires_after": new.expires_after,
-        "expires_at": expiry(now, new.expires_after),
+        "expires_at": writing.expiry(now, new.expires_after),
         "now": now,
     }
     created: list[Row] = []
@@ -186,25 +185,10 @@ async def create(key: Key, new: NewSession, now: dt.datetime, transaction: Trans
         statements.MERGE_METADATA,
         session_key=snapshot.session_key,
         metadata_json=values_to_json(metadata),
-        expires_at=expiry(now, snapshot.expires_after),
+        expires_at=writing.expiry(now, snapshot.expires_after),
         now=now,
     )
     return attrs.evolve(snapshot, version=version, metadata=metadata)
-
-
-def service_to_json(service: ServiceSession | None) -> str | None:
-    """A service's session as it is stored."""
-    return None if service is None else values_to_json(service.to_data())
-
-
-def expiry(now: dt.datetime, expires_after: float | None) -> dt.datetime | None:
-    """When a conversation that is committed now has been left alone for long enough to be deleted."""
-    if expires_after is None:
-        return None
-    try:
-        return now + dt.timedelta(seconds=expires_after)
-    except OverflowError:
-        return None  # dates end before
 
 
 async def lost(key: Key, known: Snapshot | None, transaction: Transaction) -> Lost:

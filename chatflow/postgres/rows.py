@@ -13,9 +13,9 @@ import attrs
 
 from chatflow.core.holder import is_gone
 from chatflow.core.lines import Rows
-from chatflow.core.reading import work_to_json
 from chatflow.core.records import Ticket
 from chatflow.core.rows import IN_LINE, LIVE, Row, State
+from chatflow.core.writing import work_to_json
 from chatflow.postgres import turn_statements as statements
 from chatflow.postgres.connection import Step, Transaction
 from chatflow.postgres.database import living_holders

@@ -18,7 +18,6 @@ from chatflow.core import lines, reading
 from chatflow.core.codec import entry_to_json
 from chatflow.core.holder import is_gone
 from chatflow.core.journal import Entry
-from chatflow.core.reading import work_to_json
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -39,6 +38,7 @@ from chatflow.core.records import (
     pending_turn,
 )
 from chatflow.core.rows import WAITING, Row, State, next_attempt, taken
+from chatflow.core.writing import work_to_json
 from chatflow.exceptions import CorruptSessionError
 from chatflow.postgres import operations
 from chatflow.postgres import statements as session_statements

@@ -10,7 +10,7 @@ from typing import Any, LiteralString, TypeVar
 
 import attrs
 
-from chatflow.core import reading
+from chatflow.core import reading, writing
 from chatflow.core.codec import values_to_json
 from chatflow.core.history import History
 from chatflow.core.messages import Message
@@ -27,7 +27,6 @@ from chatflow.core.records import (
     fresh_position,
     system_place,
 )
-from chatflow.core.service import ServiceSession
 from chatflow.core.values import EMPTY, FrozenDict
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import statements
@@ -136,7 +135,7 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
             "active_agent_name": new.agent_name,
             "metadata_json": values_to_json(new.metadata),
             "max_turns": new.max_turns,
-            "service_json": service_to_json(new.service),
+            "service_json": writing.service_to_json(new.service),
             "service_key": None if new.service is None else new.service.key,
             "expires_after": new.expires_after,
             "expires_at": expiry(now, new.expires_after),
@@ -155,20 +154,12 @@ def create(key: Key, new: NewSession, now: str, connection: Connection) -> Snaps
     return attrs.evolve(snapshot, version=version, metadata=metadata)
 
 
-def service_to_json(service: ServiceSession | None) -> str | None:
-    """A service's session as it is stored."""
-    return None if service is None else values_to_json(service.to_data())
-
-
 def expiry(now: str, expires_after: float | None) -> str | None:
-    """When a conversation that is committed now has been left alone for long enough to be deleted."""
+    """`writing.expiry`, as it is stored."""
     if expires_after is None:
         return None
-    try:
-        moment = dt.datetime.fromisoformat(now) + dt.timedelta(seconds=expires_after)
-    except OverflowError:
-        return None  # dates end before
-    return text_of(moment)
+    moment = writing.expiry(dt.datetime.fromisoformat(now), expires_after)
+    return None if moment is None else text_of(moment)
 
 
 def text_of(moment: dt.datetime) -> str:
@@ -199,7 +190,7 @@ def update(
             "state_json": state_json,
             "spent_json": spent_json,
             "changes_service": changes_service,
-            "service_json": service_to_json(session.service),
+            "service_json": writing.service_to_json(session.service),
             "service_key": None if session.service is None else session.service.key,
             "expires_at": expiry(now, session.expires_after),
             "now": now,

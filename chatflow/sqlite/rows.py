@@ -10,9 +10,9 @@ import attrs
 from chatflow.core import reading
 from chatflow.core.holder import is_gone
 from chatflow.core.lines import Rows, interrupt
-from chatflow.core.reading import work_to_json
 from chatflow.core.records import Key, Ticket
 from chatflow.core.rows import LIVE, Row
+from chatflow.core.writing import work_to_json
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import turn_statements as statements
 from chatflow.sqlite.database import Connection, living_holders

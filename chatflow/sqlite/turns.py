@@ -15,7 +15,6 @@ import msgspec
 
 from chatflow.core import lines, reading
 from chatflow.core.journal import Entry
-from chatflow.core.reading import work_to_json
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -36,6 +35,7 @@ from chatflow.core.records import (
     pending_turn,
 )
 from chatflow.core.rows import Row, State, taken
+from chatflow.core.writing import work_to_json
 from chatflow.exceptions import CorruptSessionError
 from chatflow.sqlite import operations
 from chatflow.sqlite import turn_statements as statements

@@ -175,7 +175,7 @@ async def test_purge_slice(store: StoreBackend, clock: Clock) -> None:
 
 
 async def test_backlog_shrinks_by_itself(store: StoreBackend, clock: Clock) -> None:
-    """Each mark forgets a few expired ids, so that a store in use needs no purge."""
+    """Marks forget expired ids by themselves, so that a store in use needs no purge."""
     for number in range(20):
         await store.mark_message_processed(f"old{number}")
     clock.passes(hours=193)

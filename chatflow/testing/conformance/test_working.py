@@ -438,7 +438,7 @@ async def test_answer_that_is_no_longer_there(store: StoreBackend, clock: Clock)
     await accept(runner, "1")
     await runner.run_async("s", "1", message_id="1")
     clock.passes(hours=store.dedup_ttl_hours + 1)
-    await store.mark_message_processed("forgets a few")
+    await store.purge_processed(10)
     async with runner.working(heard):
         await accept(runner, "2")
         await heard.of(1)

@@ -148,7 +148,7 @@ async def test_in_hand(open_store: OpenStore, connection: psycopg.Connection[Any
 async def test_of_a_service(
     open_store: OpenStore, connection: psycopg.Connection[Any], schema: str, service: str
 ) -> None:
-    """A conversation whose service can't be read, or is none where a key stands, is found by no id until it is mended."""
+    """A conversation whose service can't be read, or is none where a key stands, is not found, and can be mended."""
     store = open_store()
     new = NewSession(agent_name="Support", metadata=EMPTY, max_turns=None, service=SERVICE)
     await store.create_session(store.key_of("s"), new)

@@ -46,3 +46,8 @@ BACKENDS: Final = (
 def copy(backend: Backend, folder: Path, to: Path) -> None:
     """Take what survives as it is at this moment in *folder*, for stores that are made in *to*."""
     (server.copy if backend.name == "postgres" else shutil.copytree)(folder, to)
+
+
+def examples(backend: Backend) -> int:
+    """How many sequences of operations a state machine tries on a store: fewer where each step is many round trips."""
+    return 25 if backend.name == "postgres" else 60

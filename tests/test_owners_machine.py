@@ -39,6 +39,7 @@ from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import SessionDeletedError, SessionNotFoundError
 from chatflow.runner import Runner
 from chatflow.testing import Backend
+from tests import backends
 from tests.backends import BACKENDS
 
 _T = TypeVar("_T")
@@ -447,11 +448,24 @@ def row(turn: Any) -> tuple[str, str, str | None, str]:
     return turn.owner, turn.session_id, turn.message_id, turn.state
 
 
+def run(backend: Backend, folder: Path, examples: int) -> None:
+    """Try so many sequences of operations."""
+    folders = count()
+    run_state_machine_as_test(
+        lambda: OwnersMachine(backend, folder / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
+        settings=settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+    )
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
 def test_owners_never_see_each_other(backend: Backend, tmp_path: Path) -> None:
     """After any sequence of operations each owner's store shows what that owner's own model has, and nothing else."""
-    folders = count()
-    run_state_machine_as_test(
-        lambda: OwnersMachine(backend, tmp_path / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
-    )
+    run(backend, tmp_path, backends.examples(backend))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
+def test_owners_never_see_each_other_at_length(backend: Backend, tmp_path: Path) -> None:
+    """The same after many sequences."""
+    run(backend, tmp_path, 500)

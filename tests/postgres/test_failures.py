@@ -40,6 +40,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again without a pause."""
+    monkeypatch.setattr(database, "_PAUSE", 0.0)
+
+
 @pytest.fixture
 def role(connection: psycopg.Connection[Any]) -> Iterator[str]:
     """A user of the test's own, who may do everything."""

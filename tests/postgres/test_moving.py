@@ -46,11 +46,12 @@ class Moving(OwnersMachine):
         self.gone.clear()
 
 
+@pytest.mark.timeout(300)
 def test_moving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever has happened in a file, its copy is equal, and goes on as the file would have."""
     monkeypatch.setattr("chatflow.sqlite.copying._CONVERSATIONS", 2)
     folders = count()
     run_state_machine_as_test(
         lambda: Moving(tmp_path / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=25, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )

@@ -42,8 +42,8 @@ class Upkeep(Scope):
     async def purge_processed_messages(self) -> int:
         """Forget all expired message ids, at most 1,000 a transaction, and return how many they were.
 
-        Marks, and turns with a message id, forget some by themselves, more than they add; this clears a backlog at once,
-        of all owners.
+        Marks, and turns with a message id, forget some by themselves, more than they add; this clears a backlog at
+        once, of all owners.
         """
         self.refuse_owners("purge_processed_messages()")
         purged = 0

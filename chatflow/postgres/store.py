@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from chatflow.core.backend import StoreBackend
 from chatflow.core.journal import Entry
-from chatflow.core.line import Line
 from chatflow.core.messages import Message
 from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
-from chatflow.core.purging import Purging
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -40,8 +36,9 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
+from chatflow.core.shared import DatabaseStore
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS
-from chatflow.exceptions import StoreClosedError, StoreError
+from chatflow.exceptions import StoreError
 from chatflow.postgres import erasing, exporting, operations, statements, turns
 from chatflow.postgres.commit import WriteCommit
 from chatflow.postgres.connection import locate
@@ -54,7 +51,7 @@ from chatflow.postgres.turns import At
 _LAST_VERSION: Final = 2**63 - 1
 
 
-class PostgresSessionStore(StoreBackend):
+class PostgresSessionStore(DatabaseStore[Database]):
     """Conversations in a PostgreSQL database, for any number of processes on any number of machines.
 
     *dsn* is an address such as ``"postgresql://user:password@host/database"``, or in libpq's other form. The tables
@@ -85,69 +82,24 @@ class PostgresSessionStore(StoreBackend):
         super().__init__(default_max_turns, dedup_ttl_hours)
         self._address = address
         self._max_connections = max_connections
-        self._opening = threading.Lock()
-        self._opened: Database | None = None
-        self._closed = False
-        self._purging = Purging()
 
     @property
     def name(self) -> str:
         """Its address, without the password."""
         return self._address.name
 
-    @property
-    def line(self) -> Line:
-        """The waiters of this process on the same database."""
-        return self._database.line
+    def _open(self) -> Database:
+        return open_database(self._address, self._max_connections, turns.release_the_gone)
 
-    @property
-    def _database(self) -> Database:
-        opened = self._opened
-        if opened is None:
-            with self._opening:
-                if self._closed:
-                    raise StoreClosedError(store=self.name)
-                # Another thread may have opened it in the meantime.
-                opened = self._opened = self._opened or open_database(
-                    self._address, self._max_connections, turns.release_the_gone
-                )
-        return opened
+    def _release(self, database: Database) -> bool:
+        return release_database(database)
 
-    def _in_use(self) -> Database:
-        if self._closed:
-            raise StoreClosedError(store=self.name)
-        return self._database
+    async def _close(self, database: Database) -> None:
+        await database.close(lambda transaction: turns.release([database.holder], database.holder, transaction))
 
-    async def close(self) -> None:
-        """Close the connections, if no other store of this process uses them."""
-        held = tuple(turn.leaving for turn in self.turns if turn.turn_id is not None)
-        database = self._take_database()
-        if database is not None:
-            at = self._at_of(database)
-            if release_database(database):
-                await database.close(lambda transaction: turns.release([database.holder], database.holder, transaction))
-            elif held:
-                # The last one to close gives everything back. Before that, others hold rows under the same name.
-                with suppress(StoreError):
-                    await database.write(lambda transaction: turns.let_go(held, at, transaction), flushed=False)
-            database.line.wake_all()
-
-    def abandon(self) -> bool:
-        """Close the connections at once."""
-        database = self._take_database()
-        if database is None or database.is_inherited:
-            # What this process's parent opened is the parent's to close.
-            return False
-        if release_database(database):
-            database.abandon()
-        return True
-
-    def _take_database(self) -> Database | None:
-        with self._opening:
-            if self._closed:
-                return None
-            self._closed = True
-            return self._opened
+    async def _let_go(self, held: tuple[Leaving, ...], database: Database) -> None:
+        at = self._at_of(database)
+        await database.write(lambda transaction: turns.let_go(held, at, transaction), flushed=False)
 
     def _expired_before(self) -> dt.datetime:
         return self.clock() - dt.timedelta(hours=self.dedup_ttl_hours)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from chatflow.core.backend import StoreBackend
 from chatflow.core.codec import entry_to_json, response_to_json, values_to_json
 from chatflow.core.journal import Entry
-from chatflow.core.line import Line
 from chatflow.core.messages import Message
 from chatflow.core.owners import Hidden, Purged, RememberedId, Stored, TakenOut
-from chatflow.core.purging import Purging
 from chatflow.core.records import (
     Accepted,
     Answered,
@@ -43,8 +38,8 @@ from chatflow.core.records import (
 )
 from chatflow.core.repairs import Fault, Part, Repair
 from chatflow.core.session import DEFAULT_MAX_TURNS
+from chatflow.core.shared import DatabaseStore
 from chatflow.core.store import DEFAULT_DEDUP_TTL_HOURS
-from chatflow.exceptions import StoreClosedError, StoreError
 from chatflow.sqlite import erasing, exporting, operations, turns
 from chatflow.sqlite.commit import WriteCommit, texts_of
 from chatflow.sqlite.database import Database, open_database, release_database
@@ -60,7 +55,7 @@ _T = TypeVar("_T")
 _LAST_VERSION: Final = 2**63 - 1
 
 
-class SQLiteSessionStore(StoreBackend):
+class SQLiteSessionStore(DatabaseStore[Database]):
     """Conversations in an SQLite file, or in memory.
 
     *db_path* is a file, whose folders are created, or an address: ``":memory:"`` is a database of this store's own;
@@ -85,73 +80,29 @@ class SQLiteSessionStore(StoreBackend):
         location = locate(db_path)
         super().__init__(default_max_turns, dedup_ttl_hours)
         self._location = location
-        self._opening = threading.Lock()
-        self._opened: Database | None = None
-        self._closed = False
-        self._purging = Purging()
 
     @property
     def name(self) -> str:
         """Its path as it was given."""
         return self._location.name
 
-    @property
-    def line(self) -> Line:
-        """The waiters of this process on the same database."""
-        return self._database.line
+    def _open(self) -> Database:
+        return open_database(self._location, LIFECYCLE)
 
-    @property
-    def _database(self) -> Database:
-        opened = self._opened
-        if opened is None:
-            with self._opening:
-                if self._closed:
-                    raise StoreClosedError(store=self.name)
-                # Another thread may have opened it in the meantime.
-                opened = self._opened = self._opened or open_database(self._location, LIFECYCLE)
-        return opened
+    def _release(self, database: Database) -> bool:
+        return release_database(database)
+
+    async def _close(self, database: Database) -> None:
+        await database.close()
+
+    async def _let_go(self, held: tuple[Leaving, ...], database: Database) -> None:
+        await database.write(partial(turns.let_go, held, self._at_in(database)), durable=False)
 
     async def _write(self, operation: Callable[..., _T], *args: Any, durable: bool = True, urgent: bool = False) -> _T:
         return await self._in_use().write(partial(operation, *args), durable=durable, urgent=urgent)
 
     async def _read(self, operation: Callable[..., _T], *args: Any) -> _T:
         return await self._in_use().read(partial(operation, *args))
-
-    def _in_use(self) -> Database:
-        if self._closed:
-            raise StoreClosedError(store=self.name)
-        return self._database
-
-    async def close(self) -> None:
-        """Close the file, if no other store of this process uses it."""
-        held = tuple(turn.leaving for turn in self.turns if turn.turn_id is not None)
-        database = self._take_database()
-        if database is not None:
-            at = self._at_in(database)
-            if release_database(database):
-                await database.close()
-            elif held:
-                # The last one to close gives everything back. Before that, others hold rows under the same name.
-                with suppress(StoreError):
-                    await database.write(partial(turns.let_go, held, at), durable=False)
-            database.line.wake_all()
-
-    def abandon(self) -> bool:
-        """Let the threads close the file when they get to it."""
-        database = self._take_database()
-        if database is None or database.is_inherited:
-            # What this process's parent opened is the parent's to close.
-            return False
-        if release_database(database):
-            database.abandon()
-        return True
-
-    def _take_database(self) -> Database | None:
-        with self._opening:
-            if self._closed:
-                return None
-            self._closed = True
-            return self._opened
 
     def _expired_before(self) -> str:
         return operations.text_of(self.clock() - dt.timedelta(hours=self.dedup_ttl_hours))

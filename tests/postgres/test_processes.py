@@ -35,7 +35,7 @@ from chatflow.runner import Runner
 class Hangs:
     async def generate(self, request):
         print("asked", flush=True)
-        await asyncio.Event().wait()
+        await asyncio.to_thread(sys.stdin.read)  # until whoever has started it is gone
 
 async def main():
     store = PostgresSessionStore(sys.argv[1], schema=sys.argv[2])
@@ -48,7 +48,7 @@ asyncio.run(main())
 def held_by_a_process(schema: str) -> subprocess.Popen[str]:
     """A process whose turn runs in the conversation."""
     command = [sys.executable, "-c", HOLDS_A_TURN, server.dsn(), schema]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "asked\n"
     return process
@@ -56,10 +56,8 @@ def held_by_a_process(schema: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> None:
     """Kill it."""
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    with process:
+        process.kill()
 
 
 async def test_killed(open_store: OpenStore, schema: str) -> None:

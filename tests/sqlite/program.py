@@ -16,7 +16,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import anyio
 
@@ -44,6 +44,12 @@ async def wait() -> None:
     """Wait until the test says to go on; a test that is gone ends the program."""
     if not await asyncio.to_thread(sys.stdin.readline):
         sys.exit(0)
+
+
+async def sleep() -> NoReturn:
+    """Do nothing more, for as long as the test is there."""
+    while True:
+        await wait()
 
 
 async def mark(path: str, count: str) -> None:
@@ -114,7 +120,7 @@ class _Silent:
     async def generate(self, request: EngineRequest) -> EngineReply:
         """Never answer."""
         tell("asked")
-        await anyio.sleep_forever()
+        await sleep()
         return EngineReply()
 
 
@@ -158,14 +164,14 @@ async def answer(path: str) -> None:
 
     async def never(turn: PendingTurn, response: AgentResponse) -> None:
         tell([turn.message_id, response.content])
-        await anyio.sleep_forever()
+        await sleep()
 
     async with SQLiteSessionStore(path) as store:
         runner = Runner(SUPPORT, store, _Counting())
         for number in range(2):
             await runner.accept("s", "hello", message_id=f"m{number}")
         async with runner.working(never):
-            await anyio.sleep_forever()
+            await sleep()
 
 
 async def talk(path: str, turns: str) -> None:

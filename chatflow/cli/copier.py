@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from chatflow.cli.files import read_only
-from chatflow.core.copying import COLUMNS, Kind, Slice, Tally
+from chatflow.core.copying import COLUMNS, Kind, Slice, Source, Tally
 from chatflow.postgres.copying import Copy, open_copy
 from chatflow.sqlite import copying as reading
 from chatflow.sqlite.database import Database, open_database, release_database
@@ -70,7 +70,8 @@ class Copier:
         """Take the schema, and say how many conversations there are."""
         self._changes = await self._source.read(reading.changes)
         numbers = await self._source.read(reading.highest_numbers)
-        await self._copy.begin(self._source_name, numbers)
+        source = Source(self._source_name, await self._source.read(reading.store_id))
+        await self._copy.begin(source, numbers)
         return await self._source.read(reading.count_conversations)
 
     async def write(self, step: Step) -> None:

@@ -33,6 +33,23 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 """The tables in the order in which they are filled, with the columns that move, in the order of a row's values."""
 
 
+@attrs.frozen
+class Source:
+    """What is copied: a name for people, and the id that the store was given when it was made.
+
+    Stores of chatflow 0.1.0 have none, and are known by their names.
+    """
+
+    name: str
+    store_id: str | None
+
+    def is_the_same(self, other: Source) -> bool:
+        """Whether both are one store, wherever it is seen from."""
+        if self.store_id is None or other.store_id is None:
+            return self.name == other.name
+        return self.store_id == other.store_id
+
+
 class Kind(enum.Enum):
     """What a store is copied in, one after the other, each in the order of its keys."""
 

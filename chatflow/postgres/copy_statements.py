@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+LOCK_NOTE: Final[LiteralString] = "SELECT 1 FROM chatflow_meta WHERE key = 'format' FOR UPDATE"
+"""One copy at a time begins: there may be no note yet to be locked."""
+
 LOOK: Final[LiteralString] = """
     SELECT
         (SELECT value FROM chatflow_meta WHERE key = 'copy'),
@@ -26,7 +29,25 @@ NOTE_COPY: Final[LiteralString] = """
     INSERT INTO chatflow_meta (key, value) VALUES ('copy', %(note)s)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
-"""What is here is a copy, of what, and up to which numbers."""
+"""What is here is a copy, of what, by whom, and up to which numbers."""
+
+READ_NOTE: Final[LiteralString] = """
+    SELECT
+        value,
+        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM chatflow_versions),
+        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM chatflow_turn_ids)
+    FROM chatflow_meta WHERE key = 'copy'
+"""
+"""The note, and the last version and turn that were given out."""
+
+HOLD_NOTE: Final[LiteralString] = """
+    SELECT
+        value,
+        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM chatflow_versions),
+        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM chatflow_turn_ids)
+    FROM chatflow_meta WHERE key = 'copy' FOR SHARE
+"""
+"""The same, and nobody changes the note before the transaction has ended."""
 
 RAISE_NUMBERS: Final[LiteralString] = """
     SELECT
@@ -162,6 +183,16 @@ OTHER_IDS: Final[LiteralString] = """
 """
 """Message ids in between that the other store has not got."""
 
+OTHER_IDS_TO_THE_END: Final[LiteralString] = """
+    SELECT owner, session_id FROM chatflow_processed_messages
+    WHERE (owner, session_id, message_id) > (%(after_owner)s, %(after_session_id)s, %(after_message_id)s)
+        AND (owner, session_id, message_id) NOT IN (
+            SELECT * FROM unnest(%(owners)s::text[], %(session_ids)s::text[], %(message_ids)s::text[])
+        )
+    ORDER BY owner, session_id, message_id LIMIT %(limit)s
+"""
+"""The same of the last slice: no text is above all others."""
+
 DELETE_IDS: Final[LiteralString] = """
     DELETE FROM chatflow_processed_messages
     WHERE (owner, session_id, message_id) > (%(after_owner)s, %(after_session_id)s, %(after_message_id)s)
@@ -171,6 +202,15 @@ DELETE_IDS: Final[LiteralString] = """
         )
 """
 """All of a slice but what stays."""
+
+DELETE_IDS_TO_THE_END: Final[LiteralString] = """
+    DELETE FROM chatflow_processed_messages
+    WHERE (owner, session_id, message_id) > (%(after_owner)s, %(after_session_id)s, %(after_message_id)s)
+        AND (owner, session_id, message_id) NOT IN (
+            SELECT * FROM unnest(%(owners)s::text[], %(session_ids)s::text[], %(message_ids)s::text[])
+        )
+"""
+"""The same of the last slice."""
 
 INSERT_IDS: Final[LiteralString] = """
     INSERT INTO chatflow_processed_messages (owner, session_id, message_id, processed_at, digest, response_json)

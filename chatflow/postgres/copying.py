@@ -1,19 +1,21 @@
 """Writing a copy of another store, a slice at a time, and comparing with it: keys and numbers are those of the other.
 
-A schema holds one copy and nothing else. Once it is used it is no copy any more, and is not written again.
+A schema holds one copy and nothing else. Once it is used it is no copy any more, and is not written again. Between two
+slices no lock is held and no connection: a note in the schema says who writes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Collection
+import uuid
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, LiteralString
 
 import attrs
 
-from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice
+from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice, Source
 from chatflow.exceptions import StoreError, shorten
 from chatflow.postgres import copy_statements as statements
 from chatflow.postgres.connection import Step, Transaction, locate, refused_value
@@ -30,15 +32,16 @@ _HELD: Final[dict[Kind, dict[str, LiteralString]]] = {
     Kind.MESSAGE_IDS: {"chatflow_processed_messages": statements.HELD_IDS},
     Kind.SET_ASIDE: {"chatflow_set_aside": statements.HELD_SET_ASIDE},
 }
-_OTHERS: Final[dict[Kind, LiteralString]] = {
-    Kind.CONVERSATIONS: statements.OTHER_SESSIONS,
-    Kind.MESSAGE_IDS: statements.OTHER_IDS,
-    Kind.SET_ASIDE: statements.OTHER_SET_ASIDE,
+_OTHERS: Final[dict[Kind, tuple[LiteralString, LiteralString]]] = {
+    Kind.CONVERSATIONS: (statements.OTHER_SESSIONS, statements.OTHER_SESSIONS),
+    Kind.MESSAGE_IDS: (statements.OTHER_IDS, statements.OTHER_IDS_TO_THE_END),
+    Kind.SET_ASIDE: (statements.OTHER_SET_ASIDE, statements.OTHER_SET_ASIDE),
 }
-_DELETE: Final[dict[Kind, LiteralString]] = {
-    Kind.CONVERSATIONS: statements.DELETE_SESSIONS,
-    Kind.MESSAGE_IDS: statements.DELETE_IDS,
-    Kind.SET_ASIDE: statements.DELETE_SET_ASIDE,
+"""For a slice, and for the last one."""
+_DELETE: Final[dict[Kind, tuple[LiteralString, LiteralString]]] = {
+    Kind.CONVERSATIONS: (statements.DELETE_SESSIONS, statements.DELETE_SESSIONS),
+    Kind.MESSAGE_IDS: (statements.DELETE_IDS, statements.DELETE_IDS_TO_THE_END),
+    Kind.SET_ASIDE: (statements.DELETE_SET_ASIDE, statements.DELETE_SET_ASIDE),
 }
 _INSERT: Final[dict[str, LiteralString]] = {
     "chatflow_sessions": statements.INSERT_SESSIONS,
@@ -51,9 +54,6 @@ _INSERT: Final[dict[str, LiteralString]] = {
 
 _CONNECTIONS: Final = 1
 _LAST: Final = 2**63 - 1
-_ABOVE_ALL: Final = "\U0010ffff" * 700
-"""Above every owner: an index holds keys of 2,700 bytes."""
-
 _NAMED: Final = 100
 """Others that are told of at most, of a slice."""
 
@@ -68,16 +68,21 @@ class Held:
 
 @attrs.frozen
 class Copy:
-    """A copy of another store in a schema of its own."""
+    """A copy of another store in a schema of its own, by one run of whoever writes it.
+
+    Of several runs the one that began last goes on. Each slice is written under the note that says who that is, so that
+    what another one had read before can't get over what is newer.
+    """
 
     _database: Database
+    _run: str = attrs.field(init=False, factory=lambda: uuid.uuid4().hex)
 
     @property
     def name(self) -> str:
         """Its address, without the password."""
         return self._database.address.name
 
-    async def begin(self, source: str, numbers: Numbers) -> None:
+    async def begin(self, source: Source, numbers: Numbers) -> None:
         """Take the schema for a copy of *source*, which has given out *numbers*, or go on with one.
 
         Raises:
@@ -85,21 +90,29 @@ class Copy:
         """
         noted = await self._database.write(partial(self._note, source, numbers))
         # After the note has committed: sequences know no transaction, and one that is above the note was used.
-        await self._database.ask(statements.RAISE_NUMBERS, **attrs.asdict(numbers) | noted)
+        await self._database.write(partial(self._raise_numbers, attrs.asdict(numbers) | noted))
 
-    async def _note(self, source: str, numbers: Numbers, transaction: Transaction) -> dict[str, int]:
+    async def _note(self, source: Source, numbers: Numbers, transaction: Transaction) -> dict[str, int]:
+        await transaction.ask(statements.LOCK_NOTE)
         ((text, is_filled, version, turn_id),) = await transaction.ask(statements.LOOK)
         if text is not None:
             note = json.loads(text)
-            if note["source"] != source:
-                raise self._refused(f"holds a copy of {note['source']}, and this is {source}")
-            if version > note["version"] or turn_id > note["turn_id"]:
-                raise self._refused("was used since it was copied, which another copy would undo")
+            before = Source(note["source"], note.get("id"))
+            if not source.is_the_same(before):
+                renewed = " as it was before it was made anew" if before.name == source.name else ""
+                raise self._refused(f"holds a copy of {before.name}{renewed}, and this is {source.name}")
+            self._refuse_if_used(note, version, turn_id)
         elif is_filled:
             raise self._refused("holds what no copy has brought there")
         noted = {"version": max(version, numbers.version), "turn_id": max(turn_id, numbers.turn_id)}
-        await transaction.change(statements.NOTE_COPY, note=json.dumps({"source": source, **noted}))
+        note = {"source": source.name, "id": source.store_id, "run": self._run, **noted}
+        await transaction.change(statements.NOTE_COPY, note=json.dumps(note))
         return noted
+
+    async def _raise_numbers(self, numbers: dict[str, int], transaction: Transaction) -> None:
+        await transaction.ask(statements.LOCK_NOTE)
+        self._refuse_if_lost(await transaction.ask(statements.READ_NOTE))
+        await transaction.ask(statements.RAISE_NUMBERS, **numbers)
 
     def _refused(self, reason: str) -> StoreError:
         return StoreError(
@@ -107,22 +120,64 @@ class Copy:
             store=self.name,
         )
 
+    def _refuse_if_used(self, note: Mapping[str, Any], version: int, turn_id: int) -> None:
+        if version > note["version"] or turn_id > note["turn_id"]:
+            raise self._refused("was used since it was copied, which another copy would undo")
+
+    def _refuse_if_lost(self, found: list[Row]) -> None:
+        """Refuse to go on where another run has begun, or the copy is in use already."""
+        ((text, version, turn_id),) = found
+        note = json.loads(text)
+        if note.get("run") != self._run:
+            raise StoreError(
+                f"store {self.name!r}: another copy into it has begun since this one, and goes on; this one has ended:"
+                " wait for that one, then do this again",
+                store=self.name,
+            )
+        self._refuse_if_used(note, version, turn_id)
+
     async def read(self, part: Slice) -> Held:
-        """What there is of a slice."""
-        return await self._database.read(partial(_read, part))
+        """What there is of a slice.
+
+        Raises:
+            StoreError: Another copy has begun meanwhile, or somebody has used this one.
+        """
+        return await self._database.read(partial(self._read, part))
+
+    async def _read(self, part: Slice, transaction: Transaction) -> Held:
+        asked = _asked(part, part.items)
+        held = _HELD[part.kind]
+        note, *found, others = await transaction.ask_all(
+            Step(statements.READ_NOTE),
+            *(Step(statement, asked) for statement in held.values()),
+            Step(_OTHERS[part.kind][part.last is None], {**asked, "limit": _NAMED}),
+        )
+        self._refuse_if_lost(note)
+        if part.kind is Kind.MESSAGE_IDS:
+            found = [[(row[:3], *row) for row in found[0]]]
+        rows: dict[Any, dict[str, list[Row]]] = {}
+        for table, lines in zip(held, found, strict=True):
+            for key, *row in lines:
+                rows.setdefault(key, {each: [] for each in held})[table].append(tuple(row))
+        names = {key: (item.owner, item.session_id) for key, item in part.items.items()}
+        items = {key: Item(*names[key], each) for key, each in rows.items()}
+        return Held(items, [(each[0], each[1]) for each in others])
 
     async def write(self, part: Slice, changed: Collection[Any]) -> None:
         """Write *changed* items of a slice anew, and delete what the other store has not got of it.
 
         Raises:
-            StoreError: The server can't keep one of them, which is named; those before it may have been written.
+            StoreError: As `read`; or the server can't keep one of them, which is named, and those before it may have
+                been written.
         """
         try:
-            await self._database.write(partial(_write, part, changed))
+            await self._database.write(partial(self._write, part, changed))
         except StoreError as error:
             reason = refused_value(error.__cause__)
             if reason is None:
                 raise
+            # What another run is just writing is refused as what is there already.
+            self._refuse_if_lost(await self._database.ask(statements.READ_NOTE))
             if len(changed) > 1:
                 for key in changed:
                     await self.write(part, (key,))
@@ -135,34 +190,18 @@ class Copy:
                 store=self.name,
             ) from error
 
-
-async def _read(part: Slice, transaction: Transaction) -> Held:
-    asked = _asked(part, part.items)
-    held = _HELD[part.kind]
-    *found, others = await transaction.ask_all(
-        *(Step(statement, asked) for statement in held.values()),
-        Step(_OTHERS[part.kind], {**asked, "limit": _NAMED}),
-    )
-    if part.kind is Kind.MESSAGE_IDS:
-        found = [[(row[:3], *row) for row in found[0]]]
-    rows: dict[Any, dict[str, list[Row]]] = {}
-    for table, lines in zip(held, found, strict=True):
-        for key, *row in lines:
-            rows.setdefault(key, {each: [] for each in held})[table].append(tuple(row))
-    names = {key: (item.owner, item.session_id) for key, item in part.items.items()}
-    return Held({key: Item(*names[key], each) for key, each in rows.items()}, [(each[0], each[1]) for each in others])
-
-
-async def _write(part: Slice, changed: Collection[Any], transaction: Transaction) -> None:
-    items = [part.items[key] for key in changed]
-    stay = part.items.keys() - set(changed)
-    versions = [row[_VERSION] for item in items for row in item.rows.get("chatflow_sessions", ())]
-    await transaction.change(_DELETE[part.kind], **_asked(part, stay), versions=versions)
-    for table in _HELD[part.kind]:
-        rows = [row for item in items for row in item.rows[table]]
-        if rows:
-            columns = map(list, zip(*rows, strict=True))
-            await transaction.change(_INSERT[table], **dict(zip(COLUMNS[table], columns, strict=True)))
+    async def _write(self, part: Slice, changed: Collection[Any], transaction: Transaction) -> None:
+        items = [part.items[key] for key in changed]
+        stay = part.items.keys() - set(changed)
+        versions = [row[_VERSION] for item in items for row in item.rows.get("chatflow_sessions", ())]
+        await transaction.change(_DELETE[part.kind][part.last is None], **_asked(part, stay), versions=versions)
+        for table in _HELD[part.kind]:
+            rows = [row for item in items for row in item.rows[table]]
+            if rows:
+                columns = map(list, zip(*rows, strict=True))
+                await transaction.change(_INSERT[table], **dict(zip(COLUMNS[table], columns, strict=True)))
+        # Last: what was deleted was there before somebody who uses the copy was given a number.
+        self._refuse_if_lost(await transaction.ask(statements.HOLD_NOTE))
 
 
 _VERSION: Final = COLUMNS["chatflow_sessions"].index("version")
@@ -173,7 +212,7 @@ def _asked(part: Slice, keys: Collection[Any]) -> dict[str, Any]:
     if part.kind is not Kind.MESSAGE_IDS:
         return {"after": part.after, "last": _LAST if part.last is None else part.last, "keys": list(keys)}
     owners, session_ids, message_ids = map(list, zip(*keys, strict=True)) if keys else ([], [], [])
-    after, last = part.after, part.last or (_ABOVE_ALL, "", "")
+    after, last = part.after, part.last or ("", "", "")
     return {
         "after_owner": after[0],
         "after_session_id": after[1],

@@ -29,6 +29,9 @@ CHANGES: Final[LiteralString] = "PRAGMA data_version"
 COUNT_SESSIONS: Final[LiteralString] = "SELECT count(*) FROM chatflow_sessions"
 """How much there is to do, about."""
 
+READ_STORE_ID: Final[LiteralString] = "SELECT value FROM chatflow_meta WHERE key = 'store_id'"
+"""What tells a file from all others."""
+
 HIGHEST_NUMBERS: Final[LiteralString] = """
     SELECT
         (SELECT seq FROM sqlite_sequence WHERE name = 'chatflow_sessions'),
@@ -87,6 +90,12 @@ def changes(connection: Connection) -> int:
     """A number that is another one after somebody's commit."""
     (found,) = connection.execute(CHANGES).fetchone()
     return int(found)
+
+
+def store_id(connection: Connection) -> str | None:
+    """The id that the file was given when it was made, wherever it lies now; None for one of chatflow 0.1.0."""
+    found = connection.execute(READ_STORE_ID).fetchone()
+    return None if found is None else str(found[0])
 
 
 def count_conversations(connection: Connection) -> int:

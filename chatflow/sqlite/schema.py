@@ -170,6 +170,11 @@ _WRITE_VERSION: Final = """
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
 """
 
+_GIVE_ID: Final = """
+    INSERT INTO chatflow_meta (key, value) VALUES ('store_id', lower(hex(randomblob(16)))) ON CONFLICT (key) DO NOTHING
+"""
+"""A file is told from all others by it, when it is copied into another store: its path depends on who looks."""
+
 
 def look(connection: Connection, name: str, committed: bool) -> None:
     """Refuse a file that is not ours, without a change to it."""
@@ -230,6 +235,7 @@ def _migrate(connection: Connection, version: int, wanted: int) -> None:
         for statement in statements:
             connection.execute(statement)
     connection.execute(_WRITE_VERSION, {"version": str(wanted)})
+    connection.execute(_GIVE_ID)
 
 
 def _upgrade_chatflow_agent(connection: Connection, name: str) -> int:

@@ -26,6 +26,7 @@ from chatflow.core.owners import ALL
 from chatflow.core.records import PendingTurn
 from chatflow.core.tools import tool
 from chatflow.engines.scripted import ScriptedEngine
+from chatflow.postgres.copying import Copy as PostgresCopy
 from chatflow.postgres.store import PostgresSessionStore
 from chatflow.runner import Runner
 from chatflow.sqlite.store import SQLiteSessionStore
@@ -319,6 +320,118 @@ def test_killed(copy: Copy, path: Path, schema: str, point: str, left: int) -> N
     assert holds_the_same(path, schema)
 
 
+# --- two at once ---
+
+HELD_BACK: Final = """
+import sys
+from chatflow.cli.commands import chatflow
+from chatflow.postgres import copying
+from chatflow.sqlite import copying as reading
+
+reading._CONVERSATIONS = 3
+name, nth, phase = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+function = getattr(copying.Copy, name)
+calls = 0
+
+async def wrapped(*args):
+    global calls
+    calls += 1
+    if (calls, phase) == (nth, "before"):
+        print("there", flush=True)
+        sys.stdin.readline()
+    result = await function(*args)
+    if (calls, phase) == (nth, "after"):
+        print("there", flush=True)
+        sys.stdin.readline()
+    return result
+
+setattr(copying.Copy, name, wrapped)
+chatflow(sys.argv[4:], prog_name="chatflow")
+"""
+
+
+def copying(path: Path, schema: str, point: str) -> subprocess.Popen[str]:
+    """A process that copies up to *point*, and waits there for a line."""
+    words = ["copy", f"sqlite:///{path}", server.dsn(), "--schema", schema]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD_BACK, *point.split(), *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("_note 1 before", "the file was changed meanwhile"),  # it has not begun, and is the last to do so
+        ("_raise_numbers 1 before", "another copy into it has begun since this one"),
+        ("begin 1 after", "another copy into it has begun since this one"),
+        ("write 1 before", "another copy into it has begun since this one"),  # what it has read is older by now
+        ("_write 1 after", "another copy into it has begun since this one"),  # what it has written has not committed
+        ("write 2 after", "another copy into it has begun since this one"),
+        ("read 7 before", "another copy into it has begun since this one"),  # while it compares
+    ],
+)
+def test_two_at_once(copy: Copy, path: Path, schema: str, point: str, said: str) -> None:
+    """Of two copies at once the one that began last goes on, and the other one ends without a trace in it."""
+    process = copying(path, schema, point)
+
+    async def change(store: SQLiteSessionStore) -> None:
+        session = await store.get_or_create("answered", SUPPORT)
+        await session.add_message(Message(Role.USER, "more"))
+        await store.delete("limited")
+
+    fill(path, change)
+    assert (copy().status, holds_the_same(path, schema)) == (0, True)
+    _, errors = process.communicate("\n")
+    assert (process.returncode, said in errors) == (1, True)
+    assert holds_the_same(path, schema)
+    assert copy().status == 0
+
+
+def test_all_at_once(copy: Copy, path: Path, schema: str) -> None:
+    """Of processes that begin at the same time one ends well, and the others are told of it."""
+    command = [sys.executable, "-m", "chatflow", "copy", f"sqlite:///{path}", server.dsn(), "--schema", schema]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate()[1] for process in processes]
+    assert 0 in {process.returncode for process in processes}
+    for process, each in zip(processes, said, strict=True):
+        assert process.returncode == 0 or "another copy into it has begun since" in each
+    assert holds_the_same(path, schema)
+
+
+@pytest.mark.parametrize("use", ["before it is deleted", "before it is compared"])
+def test_used_meanwhile(copy: Copy, path: Path, schema: str, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    """What an application writes into a copy that is still being made stays, and ends the copy."""
+    monkeypatch.setattr("chatflow.sqlite.copying._CONVERSATIONS", 3)
+    owner, name = (PostgresCopy, "write") if use == "before it is deleted" else (Copier, "compare")
+    function = getattr(owner, name)
+    used: list[bool] = []
+
+    async def after_a_use(*args: Any) -> Any:
+        if not used:
+            used.append(True)
+            async with PostgresSessionStore(server.dsn(), schema=schema) as store:
+                session = await store.get_or_create("new", SUPPORT)
+                await session.add_message(Message(Role.USER, "mine"))
+        return await function(*args)
+
+    monkeypatch.setattr(owner, name, after_a_use)
+    ran = copy()
+    assert (ran.status, "was used since it was copied" in ran.err) == (1, True)
+    found = with_copy(schema, lambda store: store.messages("new"))
+    assert [message.text for message in found.items] == ["mine"]
+
+
 # --- what is compared ---
 
 
@@ -431,6 +544,39 @@ def test_other_conversations(copy: Copy, schema: str) -> None:
     assert (ran.status, ran.out, len(ran.err.splitlines())) == (1, "", 1)
     assert "holds what no copy has brought there; it was left untouched: name a schema that is new" in ran.err
     assert with_copy(schema, all_of)[1] == [("", "mine")]
+
+
+def test_wherever_it_lies(copy: Copy, path: Path, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is known again under another path, and on a machine of another name."""
+    copy()
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    ran = copy(source=link)
+    assert (ran.status, ran.err.startswith("0 conversations written")) == (0, True)
+
+
+def test_file_of_0_1_0(copy: Copy, path: Path, tmp_path: Path, schema: str) -> None:
+    """A file that was given no id is known by its path, also after it was given one."""
+    damage(path, "DELETE FROM chatflow_meta WHERE key = 'store_id'")
+    copy()
+    assert copy().status == 0
+    damage(path, "INSERT INTO chatflow_meta VALUES ('store_id', 'x')")
+    assert copy().status == 0
+    other = tmp_path / "other.db"
+    path.rename(other)
+    assert copy(source=other).status == 0
+    damage(other, "DELETE FROM chatflow_meta WHERE key = 'store_id'")
+    assert copy(source=other).status == 0
+
+
+def test_made_anew(copy: Copy, path: Path, schema: str) -> None:
+    """A file that was made anew under the same name is another one."""
+    copy()
+    path.unlink()
+    fill(path, chats)
+    ran = copy()
+    assert (ran.status, f":{path} as it was before it was made anew, and this is" in ran.err) == (1, True)
 
 
 def test_another_file(copy: Copy, path: Path, tmp_path: Path, schema: str) -> None:

@@ -111,6 +111,8 @@ SMALL: Final = {
 EXCEPTED: Final = {
     # Whether there is anything: up to the first row.
     "copy_statements.LOOK": {"chatflow_sessions", "chatflow_processed_messages", "chatflow_set_aside"},
+    # Once in a copy, which reads all of it in any case.
+    "copy_statements.DELETE_IDS_TO_THE_END": {"chatflow_processed_messages"},
     # All rows that somebody holds; the index has no others.
     "turn_statements.BEATS_OF_ALL": {"chatflow_turns_turn_id_idx"},
     "turn_statements.HOLDERS": {"chatflow_turns_turn_id_idx"},

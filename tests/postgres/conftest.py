@@ -52,5 +52,5 @@ async def proxy(anyio_backend: str) -> AsyncIterator[Proxy]:
 @pytest.fixture
 def connection() -> Iterator[psycopg.Connection[Any]]:
     """A connection of the test's own, past every store."""
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+    with psycopg.connect(server.dsn(), autocommit=True, prepare_threshold=None) as connection:
         yield connection

@@ -185,7 +185,7 @@ class _Schemas:
     @property
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
-            self._connection = psycopg.connect(dsn(), autocommit=True)
+            self._connection = psycopg.connect(dsn(), autocommit=True, prepare_threshold=None)
             atexit.register(self._drop)
         return self._connection
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, Final
 
 from tests.faults.judge import judge, nothing_left, read
@@ -13,6 +12,7 @@ from tests.faults.kills import PLANS, config
 from tests.faults.ledger import Ledger, Sent
 from tests.faults.processes import Crew, GoneError, RefusedError, Worker, crew_of, until
 from tests.faults.sender import Sender
+from tests.faults.storage import Storage
 from tests.faults.table import Row
 
 PROCESSES: Final = 8
@@ -22,14 +22,14 @@ EACH: Final = 25
 # --- one conversation ---
 
 
-async def one_conversation(folder: Path, seed: int, each: int = EACH) -> list[Row]:
+async def one_conversation(storage: Storage, seed: int, each: int = EACH) -> list[Row]:
     """Each process asks for its turns all at once, and gets them in the order in which it asked."""
     choices = random.Random(seed)
     fault = f"{PROCESSES} processes, one conversation, {PROCESSES * each} messages at once"
     row = Row(fault=fault, layer="none", injected=0)
     sents: list[Sent] = []
     # The usual lease: nobody is frozen here, so nobody's turn may be taken over.
-    async with crew_of([config(folder, lease_seconds=10)] * PROCESSES, choices) as crew, asyncio.timeout(55):
+    async with crew_of([config(storage, lease_seconds=10)] * PROCESSES, choices) as crew, asyncio.timeout(55):
         async with asyncio.TaskGroup() as group:
             for number in range(each):
                 for slot, worker in crew.workers.items():
@@ -37,13 +37,12 @@ async def one_conversation(folder: Path, seed: int, each: int = EACH) -> list[Ro
                     sents.append(sent)
                     group.create_task(_ask(worker, sent))
         row.injected = len(sents)
-        left = await nothing_left(folder / "chat.db")
+        left = await nothing_left(storage)
         await crew.end()
-    ledger = Ledger(folder / "ledger")
-    verdict = judge(folder / "chat.db", ledger, sents)
-    verdict.broken += [*crew.bad_ends, *left, *overlapping(ledger)]
+    verdict = judge(storage, sents)
+    verdict.broken += [*crew.bad_ends, *left, *overlapping(storage.ledger)]
     turns: dict[str, list[int]] = defaultdict(list)
-    for name, _ in read(folder / "chat.db").conversations["c"].turns:
+    for name, _ in read(storage)["c"].turns:
         process, _, number_text = name.partition(".")
         turns[process].append(int(number_text))
     verdict.out_of_order += [f"the turns of {process}: {its}" for process, its in turns.items() if its != sorted(its)]
@@ -73,13 +72,13 @@ def overlapping(ledger: Ledger) -> list[str]:
 # --- deletions ---
 
 
-async def deleted(folder: Path, seed: int, rounds: int = 12) -> list[Row]:
+async def deleted(storage: Storage, seed: int, rounds: int = 12) -> list[Row]:
     """Conversations are deleted by one process while turns of theirs run in others, some of which are killed."""
     choices = random.Random(seed)
-    ledger = Ledger(folder / "ledger")
+    ledger = storage.ledger
     row = Row(fault="delete while turns run elsewhere, and the id used anew", layer="another process", injected=0)
     sents: list[Sent] = []
-    async with crew_of([config(folder, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(55):
+    async with crew_of([config(storage, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(55):
         for turn in range(rounds):
             session = f"c{turn % 2}"
             now = [
@@ -98,7 +97,7 @@ async def deleted(folder: Path, seed: int, rounds: int = 12) -> list[Row]:
         async with asyncio.TaskGroup() as group:
             for sent in last:
                 group.create_task(_ask_once(crew, sent, until_answered=True))
-        left = await nothing_left(folder / "chat.db")
+        left = await nothing_left(storage)
         # A message that was answered is known although its conversation was deleted, and is not run again.
         known = next(sent for sent in sents if sent.answers)
         again = await crew.workers[0].order("run", session=known.session, text=known.text, message=known.message)
@@ -106,7 +105,7 @@ async def deleted(folder: Path, seed: int, rounds: int = 12) -> list[Row]:
             row.details.append(f"{known.message} was answered and is run again: {again}")
         await crew.end()
     row.acknowledged = sum(sent.acked_at is not None for sent in (*sents, *last))
-    row.details += [*crew.bad_ends, *left, *_come_back(folder / "chat.db", ledger, last)]
+    row.details += [*crew.bad_ends, *left, *_come_back(storage, last)]
     return [row]
 
 
@@ -144,20 +143,18 @@ async def _delete(crew: Crew, ledger: Ledger, session: str, turn: int) -> None:
         return
 
 
-def _come_back(path: Path, ledger: Ledger, last: list[Sent]) -> list[str]:
-    """What is in the file of a turn that had begun before its conversation was deleted."""
+def _come_back(storage: Storage, last: list[Sent]) -> list[str]:
+    """What is stored of a turn that had begun before its conversation was deleted."""
     begun: dict[str, int] = {}
     deleting: dict[str, int] = {}
-    for number, line in enumerate(ledger.lines()):
+    for number, line in enumerate(storage.ledger.lines()):
         if line["what"] == "asked":
             begun.setdefault(line["message"], number)
         elif line["what"] == "deleting":
             start = number
             deleting[line["session"]] = start
-    broken: list[str] = []
-    file = read(path)
-    broken += file.faults
-    for session, conversation in file.conversations.items():
+    broken = storage.damage()
+    for session, conversation in read(storage).items():
         end = deleting.get(session, -1)
         names = [name for name, _ in conversation.turns]
         noted = {key.partition(" ")[0] for key in conversation.metadata}
@@ -180,16 +177,15 @@ def _come_back(path: Path, ledger: Ledger, last: list[Sent]) -> list[str]:
 ATTEMPTS: Final = 3
 
 
-async def poisoned(folder: Path, seed: int) -> list[Row]:
+async def poisoned(storage: Storage, seed: int) -> list[Row]:
     """A message that kills its process each time is given up; the conversation goes on, and so do the others."""
     choices = random.Random(seed)
-    ledger = Ledger(folder / "ledger")
-    path = folder / "chat.db"
+    ledger = storage.ledger
     fault = f"a message that kills its process (max_attempts={ATTEMPTS})"
     row = Row(fault=fault, layer="inside the process", injected=0)
     others: list[Sent] = []
     poison: list[Sent] = []
-    configs = [config(folder, working=True, max_attempts=ATTEMPTS) for _ in range(2)]
+    configs = [config(storage, working=True, max_attempts=ATTEMPTS) for _ in range(2)]
     async with crew_of(configs, choices) as crew, asyncio.timeout(55):
         sender = Sender(crew, choices)
         reviving = asyncio.create_task(_revive(crew))
@@ -210,7 +206,7 @@ async def poisoned(folder: Path, seed: int) -> list[Row]:
         pending = await (await crew.any("Support")).order("pending")
         for bad in poison:
             row.details += await _given_up(crew, bad, pending)
-        left = await nothing_left(path, *(bad.message for bad in poison))
+        left = await nothing_left(storage, *(bad.message for bad in poison))
         await until(lambda: not any(worker.is_gone for worker in crew.workers.values()))
         reviving.cancel()
         await asyncio.wait([reviving])
@@ -220,7 +216,7 @@ async def poisoned(folder: Path, seed: int) -> list[Row]:
         row.injected += asked.count(bad.message)
         if asked.count(bad.message) != ATTEMPTS:
             row.details.append(f"{bad.message} was begun {asked.count(bad.message)} times")
-    verdict = judge(path, ledger, others)
+    verdict = judge(storage, others)
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     return [row.add(verdict)]
 

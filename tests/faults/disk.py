@@ -15,9 +15,10 @@ from typing import Final
 
 from tests.faults.judge import judge, nothing_left, read
 from tests.faults.kills import PLANS, config
-from tests.faults.ledger import Ledger, Sent
+from tests.faults.ledger import Sent
 from tests.faults.processes import Crew, crew_of
 from tests.faults.sender import Sender
+from tests.faults.storage import SQLiteFile, Storage
 from tests.faults.table import Row
 
 ROUNDS: Final = 3
@@ -30,7 +31,7 @@ Change = Callable[[Crew], Awaitable[object]]
 
 
 async def disturbed(
-    folder: Path,
+    storage: Storage,
     seed: int,
     row: Row,
     fault: Change,
@@ -38,7 +39,6 @@ async def disturbed(
     *,
     says: str,
     rounds: int = ROUNDS,
-    file: Path | None = None,
     shim: Path | None = None,
 ) -> Row:
     """Send while *fault* is there, then *mend* it and send again what was refused.
@@ -46,8 +46,7 @@ async def disturbed(
     *says* stands in at least one error: the user has to be told what it was.
     """
     choices = random.Random(seed)
-    path = file or folder / "chat.db"
-    configs = [config(folder, path=str(path), working=working) for working in (True, False)]
+    configs = [config(storage, working=working) for working in (True, False)]
     async with crew_of(configs, choices, shim) as crew:
         sender = Sender(crew, choices)
         async with asyncio.timeout(50):
@@ -61,21 +60,21 @@ async def disturbed(
                 await _felt(sender, sents)
                 result = await mend(crew)
                 row.injected += result if isinstance(result, int) else 1
-                row.details += await _differ(crew, path)
+                row.details += await _differ(crew, storage)
                 sender.hit()
                 sender.may_repeat.set()
                 await sending
         await sender.settled()
-        left = await nothing_left(path)
+        left = await nothing_left(storage)
         await crew.end()
     everything = list(sender.sents.values())
-    verdict = judge(path, Ledger(folder / "ledger"), everything)
+    verdict = judge(storage, everything)
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     errors = [error for sent in everything for error in sent.errors]
     if row.injected and not any(says in error for error in errors):
         verdict.broken.append(f"no error says {says!r}: {errors[:3]}")
     # Not how many: that differs each time.
-    row.notes += sorted({f"said: {_general(error, path)}" for error in errors})
+    row.notes += sorted({f"said: {storage.general(error)}" for error in errors})
     return row.add(verdict)
 
 
@@ -85,10 +84,6 @@ async def _felt(sender: Sender, sents: list[Sent]) -> None:
         async with asyncio.timeout(LONGEST):
             while not all(sent.errors or sent.acked_at for sent in sents):
                 await sender.news()
-
-
-def _general(error: str, path: Path) -> str:
-    return error.replace(str(path), path.name)
 
 
 def _messages(choices: random.Random, turn: int) -> list[Sent]:
@@ -110,8 +105,8 @@ async def _send(sender: Sender, sents: list[Sent]) -> None:
             group.create_task(sender.send(sent))
 
 
-async def _differ(crew: Crew, path: Path) -> list[str]:
-    """Where a process has in memory what the file does not hold.
+async def _differ(crew: Crew, storage: Storage) -> list[str]:
+    """Where a process has in memory what is not stored.
 
     A refused message may be there by now: whoever watched its row go silent has finished it.
     """
@@ -119,9 +114,9 @@ async def _differ(crew: Crew, path: Path) -> list[str]:
     for number in range(3):
         for worker in crew.workers.values():
             seen = await worker.order("seen", session=f"c{number}")
-            stored = [name for name, _ in read(path).conversations[f"c{number}"].turns]
+            stored = [name for name, _ in read(storage)[f"c{number}"].turns]
             if stored[: len(seen)] != seen:
-                found.append(f"c{number} is {seen} in memory and {stored} in the file")
+                found.append(f"c{number} is {seen} in memory, and {stored} is stored")
     return found
 
 
@@ -156,14 +151,13 @@ async def _small_file_system(folder: Path, seed: int, rounds: int) -> Row:
 
     try:
         return await disturbed(
-            folder,
+            SQLiteFile(folder, small / "chat.db"),
             seed,
             row,
             fill,
             make_room,
             says="make room on the disk",
             rounds=rounds,
-            file=small / "chat.db",
         )
     finally:
         _run("umount", "--lazy", str(small))
@@ -176,7 +170,7 @@ async def _limit(folder: Path, seed: int, rounds: int) -> Row:
 
     row = Row(fault="no file may grow (RLIMIT_FSIZE)", layer="system calls of the process", injected=0)
     narrow, wide = functools.partial(limit, room=9000), functools.partial(limit, room=None)
-    return await disturbed(folder, seed, row, narrow, wide, says="StoreError", rounds=rounds)
+    return await disturbed(SQLiteFile(folder), seed, row, narrow, wide, says="StoreError", rounds=rounds)
 
 
 # --- a disk that fails ---
@@ -215,7 +209,7 @@ async def _failing(folder: Path, seed: int, shim: Path, kind: str, rounds: int) 
         return sum([await worker.order("disk", call="", skip=0, count=0) for worker in crew.workers.values()])
 
     row = Row(fault=f"disk, {KINDS[kind]}", layer="below SQLite (LD_PRELOAD)", injected=0)
-    return await disturbed(place, seed, row, arm, disarm, says="", rounds=rounds, shim=shim)
+    return await disturbed(SQLiteFile(place), seed, row, arm, disarm, says="", rounds=rounds, shim=shim)
 
 
 # --- permissions ---
@@ -247,7 +241,7 @@ async def forbidden(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
     async with _undone(files, may):
         return [
             await disturbed(
-                folder,
+                SQLiteFile(folder),
                 seed,
                 row,
                 functools.partial(change, how=may_not, replace=True),

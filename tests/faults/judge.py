@@ -1,4 +1,4 @@
-"""The judge: reads the file and the ledger once all is over, and compares them with what the senders know.
+"""The judge: reads the storage and the ledger once all is over, and compares them with what the senders know.
 
 It reads with plain SQL and chatflow's pure functions, and with nothing that was under test.
 """
@@ -6,11 +6,8 @@ It reads with plain SQL and chatflow's pure functions, and with nothing that was
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -19,7 +16,8 @@ from chatflow.core.codec import message_from_json, values_from_json
 from chatflow.core.messages import Message, Role
 from chatflow.core.prompt import to_prompt
 from chatflow.core.pruning import prune
-from tests.faults.ledger import Ledger, Sent
+from tests.faults.ledger import Sent
+from tests.faults.storage import Storage
 
 Runs = defaultdict[tuple[str, int, str], list[dict[str, Any]]]
 """The runs of tools, by message, batch and tool."""
@@ -36,13 +34,13 @@ class Verdict:
     doubled: list[str] = attrs.field(factory=list[str])
     out_of_order: list[str] = attrs.field(factory=list[str])
     broken: list[str] = attrs.field(factory=list[str])
-    """Anything else: half turns, orphans, states, left-over rows, a damaged file."""
+    """Anything else: half turns, orphans, states, left-over rows, damage."""
     recovery: float = 0.0
 
 
 @attrs.frozen
 class Conversation:
-    """A conversation as the file has it; its turns by message."""
+    """A conversation as it is stored; its turns by message."""
 
     history: tuple[Message, ...]
     turns: list[tuple[str, list[Message]]]
@@ -50,47 +48,37 @@ class Conversation:
     state: dict[str, Any]
 
 
-@attrs.frozen
-class File:
-    """What stands in the file."""
-
-    conversations: dict[str, Conversation]
-    faults: list[str]
-
-
-def read(path: Path) -> File:
-    """Read the file, which nobody else uses any more."""
-    with closing(sqlite3.connect(path)) as connection:
-        faults = [
-            f"integrity_check: {row[0]}" for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok"
-        ]
-        faults += [f"foreign_key_check: {row}" for row in connection.execute("PRAGMA foreign_key_check")]
-        conversations = {}
-        for key, name, metadata, state in connection.execute(
-            "SELECT session_key, session_id, metadata_json, state_json FROM chatflow_sessions"
-        ).fetchall():
-            texts = connection.execute(
-                "SELECT message_json FROM chatflow_messages WHERE session_key = ? ORDER BY place", (key,)
-            )
-            history = tuple(message_from_json(text) for (text,) in texts)
+def read(storage: Storage) -> dict[str, Conversation]:
+    """Read all conversations."""
+    conversations: dict[str, Conversation] = {}
+    with storage.connected() as query:
+        texts: dict[int, list[str]] = defaultdict(list)
+        for key, text in query(
+            "SELECT session_key, CAST(message_json AS text) FROM chatflow_messages ORDER BY session_key, place"
+        ):
+            texts[key].append(text)
+        for key, name, metadata, state in query(
+            "SELECT session_key, session_id, CAST(metadata_json AS text), CAST(state_json AS text)"
+            " FROM chatflow_sessions"
+        ):
+            history = tuple(message_from_json(text) for text in texts[key])
             conversations[name] = Conversation(
                 history, _turns(history), dict(values_from_json(metadata)), dict(values_from_json(state))
             )
-    return File(conversations, faults)
+    return conversations
 
 
-def rows_of(path: Path) -> list[str]:
-    """The rows of turns, and their journals, that stand in the file."""
-    with closing(sqlite3.connect(path)) as connection:
+def rows_of(storage: Storage) -> list[str]:
+    """The rows of turns, and their journals, that are stored."""
+    with storage.connected() as query:
         rows = [
             f"turn {turn_id} of {message} is left, {state} in the hands of {holder}"
-            for turn_id, message, state, holder in connection.execute(
+            for turn_id, message, state, holder in query(
                 "SELECT turn_id, message_id, state, holder FROM chatflow_turns"
             )
         ]
         rows += [
-            f"the journal of turn {row[0]} is left"
-            for row in connection.execute("SELECT DISTINCT turn_id FROM chatflow_journal")
+            f"the journal of turn {row[0]} is left" for row in query("SELECT DISTINCT turn_id FROM chatflow_journal")
         ]
     return rows
 
@@ -105,10 +93,9 @@ def _turns(history: Iterable[Message]) -> list[tuple[str, list[Message]]]:
     return turns
 
 
-def judge(path: Path, ledger: Ledger, sents: Sequence[Sent], *, journals_lost: bool = False) -> Verdict:
+def judge(storage: Storage, sents: Sequence[Sent], *, journals_lost: bool = False) -> Verdict:
     """Compare. With *journals_lost* the fault itself has taken journals, and calls may have been run again."""
-    verdict, file = Verdict(), read(path)
-    verdict.broken += file.faults
+    verdict, conversations = Verdict(broken=storage.damage()), read(storage)
     by_session: dict[str, list[Sent]] = defaultdict(list)
     for sent in sents:
         by_session[sent.session].append(sent)
@@ -119,9 +106,9 @@ def judge(path: Path, ledger: Ledger, sents: Sequence[Sent], *, journals_lost: b
             verdict.lost.append(f"{sent.message} was never answered; errors: {Counter(sent.errors)}")
         if len(set(sent.answers)) > 1:
             verdict.doubled.append(f"{sent.message} has several answers: {sorted(set(sent.answers))}")
-    effects = ledger.lines("effect")
+    effects = storage.ledger.lines("effect")
     for session, its in by_session.items():
-        found = file.conversations.get(session)
+        found = conversations.get(session)
         if found is None:
             verdict.lost += [f"{sent.message}: the conversation is not there" for sent in its]
         else:
@@ -222,14 +209,14 @@ def _results(found: Conversation, runs: Runs, verdict: Verdict) -> dict[str, str
     return wanted
 
 
-async def nothing_left(path: Path, *but: str) -> list[str]:
+async def nothing_left(storage: Storage, *but: str) -> list[str]:
     """Rows that are left although there are workers to do them; those of the messages *but* are excepted.
 
     What its sender has heard of may still have to be struck off, by whoever looks for work next.
     """
     left: list[str] = []
     for _ in range(200):
-        left = [row for row in rows_of(path) if not any(f" of {message} " in row for message in but)]
+        left = [row for row in rows_of(storage) if not any(f" of {message} " in row for message in but)]
         if not left:
             break
         await asyncio.sleep(0.05)

@@ -1,18 +1,18 @@
-"""Processes that are killed or stopped at random moments."""
+"""Processes that are killed or stopped at random moments, and other blows to a storage under load."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
 from tests.faults.judge import judge, nothing_left
-from tests.faults.ledger import Ledger, Sent
+from tests.faults.ledger import Sent
 from tests.faults.processes import Crew, crew_of
 from tests.faults.sender import Sender
+from tests.faults.storage import Storage
 from tests.faults.table import Row
 from tests.faults.worker import Config
 
@@ -20,24 +20,32 @@ PLANS: Final = ("", "plain", "idempotent", "plain,idempotent", "idempotent plain
 LONGEST_STOP: Final = 4.0
 """Seconds. A worker that is stopped while it holds the file holds up everyone; nobody can take over then."""
 
+Blow = Callable[[Crew, Sender, random.Random], Awaitable[object]]
+"""What is done to the workers, or to what they stand on."""
 
-def config(folder: Path, **more: object) -> Config:
-    """A worker on the folder's file."""
-    facts: dict[str, Any] = {"path": str(folder / "chat.db"), "ledger": str(folder / "ledger"), **more}
+
+def config(storage: Storage, **more: object) -> Config:
+    """A worker on that storage."""
+    facts: dict[str, Any] = {"address": storage.address, "ledger": str(storage.ledger.path), **more}
     return Config(**facts)
 
 
 async def storm(
-    folder: Path, seed: int, fault: str, *, kills: int = 0, stops: int = 0, agents: tuple[str, ...] = ("Support",)
+    storage: Storage,
+    seed: int,
+    fault: str,
+    blows: Sequence[Blow],
+    *,
+    layer: str = "process",
+    agents: tuple[str, ...] = ("Support",),
 ) -> Row:
-    """Several workers on one file, messages delivered twice and at once, and some workers killed or stopped."""
+    """Several workers on one storage, messages delivered twice and at once, and meanwhile the *blows*, in any order."""
     choices = random.Random(seed)
     configs = [
-        config(folder, agent=agent, working=True, elsewhere=f"host-{agent}-{number}" if number == 1 else None)
+        config(storage, agent=agent, working=True, elsewhere=f"host-{agent}-{number}" if number == 1 else None)
         for agent in agents
         for number in range(3 if len(agents) == 1 else 2)
     ]
-    ledger = Ledger(folder / "ledger")
     names = (f"m{number}" for number in itertools.count(1))
     stopping = asyncio.Event()
     async with crew_of(configs, choices) as crew:
@@ -48,18 +56,17 @@ async def storm(
                     agent = agents[(conversation + lane) % len(agents)]
                     group.create_task(_talk(sender, f"c{conversation}", agent, names, choices, stopping))
             try:
-                for what in choices.sample(["kill"] * kills + ["stop"] * stops, kills + stops):
+                for blow in choices.sample(blows, len(blows)):
                     await asyncio.sleep(choices.uniform(0.02, 0.4))  # the moment is the fault's, and random
-                    slot = choices.randrange(len(configs))
-                    await (_kill(crew, sender, slot) if what == "kill" else _stop(crew, sender, slot, choices))
+                    await blow(crew, sender, choices)
             finally:
                 stopping.set()
         await sender.settled()
-        left = await nothing_left(folder / "chat.db")
+        left = await nothing_left(storage)
         await crew.end()
-    verdict = judge(folder / "chat.db", ledger, list(sender.sents.values()))
+    verdict = judge(storage, list(sender.sents.values()))
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
-    return Row(fault=fault, layer="process", injected=kills + stops).add(verdict)
+    return Row(fault=fault, layer=layer, injected=len(blows)).add(verdict)
 
 
 async def _talk(
@@ -75,13 +82,15 @@ async def _talk(
         await sender.send(sent, copies=choices.choice((1, 1, 2)))
 
 
-async def _kill(crew: Crew, sender: Sender, slot: int) -> None:
+async def kill(crew: Crew, sender: Sender, choices: random.Random) -> None:
+    """Kill a worker, and start another one."""
     sender.hit()
-    await crew.kill(slot)
+    await crew.kill(choices.choice(sorted(crew.workers)))
 
 
-async def _stop(crew: Crew, sender: Sender, slot: int, choices: random.Random) -> None:
+async def stop(crew: Crew, sender: Sender, choices: random.Random) -> None:
     """Stop a worker until others have done what it was about to do; then let it go on, or kill it."""
+    slot = choices.choice(sorted(crew.workers))
     hit = sender.hit()
     crew.stop(slot)
     try:
@@ -96,17 +105,18 @@ async def _stop(crew: Crew, sender: Sender, slot: int, choices: random.Random) -
         crew.go_on(slot)
 
 
-async def killed(folder: Path, seed: int) -> list[Row]:
+async def killed(storage: Storage, seed: int, times: int = 10) -> list[Row]:
     """By ``kill -9``."""
-    return [await storm(folder, seed, "kill -9 at random moments, messages twice and at once", kills=10)]
+    return [await storm(storage, seed, "kill -9 at random moments, messages twice and at once", [kill] * times)]
 
 
-async def stopped(folder: Path, seed: int) -> list[Row]:
+async def stopped(storage: Storage, seed: int) -> list[Row]:
     """SIGSTOP."""
-    return [await storm(folder, seed, "SIGSTOP for longer than the lease, then SIGCONT or kill -9", stops=4, kills=1)]
+    fault = "SIGSTOP for longer than the lease, then SIGCONT or kill -9"
+    return [await storm(storage, seed, fault, [*[stop] * 4, kill])]
 
 
-async def two_applications(folder: Path, seed: int) -> list[Row]:
+async def two_applications(storage: Storage, seed: int, times: int = 8) -> list[Row]:
     """Each finishes its own work only."""
-    fault = "kill -9, two applications with different agents on one file"
-    return [await storm(folder, seed, fault, kills=8, agents=("Support", "Sales"))]
+    fault = "kill -9, two applications with different agents on one storage"
+    return [await storm(storage, seed, fault, [kill] * times, agents=("Support", "Sales"))]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from tests.faults.judge import judge, nothing_left, read
 from tests.faults.kills import PLANS, config
-from tests.faults.ledger import Ledger, Sent
+from tests.faults.ledger import Sent
 from tests.faults.processes import crew_of
 from tests.faults.sender import Sender
+from tests.faults.storage import SQLiteFile
 from tests.faults.table import Row
 
 ROUNDS: Final = 2
@@ -40,17 +39,17 @@ def _messages(choices: random.Random, prefix: str, count: int, way: str | None =
 # --- the write-ahead log ---
 
 
-async def log_cut(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
+async def log_cut(storage: SQLiteFile, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """The WAL is cut short, or deleted, after all processes were killed."""
     rows: list[Row] = []
     for fault in ("cut short at a random byte", "deleted"):
-        place = folder / fault.split()[0]
+        place = storage.folder / fault.split()[0]
         place.mkdir()
-        rows.append(await _log_cut(place, seed, fault, rounds))
+        rows.append(await _log_cut(SQLiteFile(place), seed, fault, rounds))
     return rows
 
 
-async def _log_cut(folder: Path, seed: int, fault: str, rounds: int) -> Row:
+async def _log_cut(storage: SQLiteFile, seed: int, fault: str, rounds: int) -> Row:
     """What SQLite promises then: the database as of some earlier commit.
 
     So that much is judged: what had been written to the database itself (a checkpoint) is there, what is missing is the
@@ -58,36 +57,35 @@ async def _log_cut(folder: Path, seed: int, fault: str, rounds: int) -> Row:
     """
     choices = random.Random(seed)
     row = Row(fault=f"WAL {fault}, all processes killed", layer="file system, between processes' lives", injected=0)
-    path = folder / "chat.db"
-    async with crew_of([config(folder, working=True), config(folder)], choices) as crew, asyncio.timeout(50):
+    async with crew_of([config(storage, working=True), config(storage)], choices) as crew, asyncio.timeout(50):
         sender = Sender(crew, choices)
         for turn in range(rounds):
             await _send(sender, _messages(choices, f"safe{turn}", 6))
-            _checkpoint(path)
+            _checkpoint(storage)
             await _send(sender, _messages(choices, f"m{turn}", 9, "run"))
             # Some are to be under way.
             sending = asyncio.create_task(_send(sender, _messages(choices, f"n{turn}", 6, "run")))
             await sender.news()
             for slot in list(crew.workers):
                 await crew.workers.pop(slot).kill()
-            _damage(path.with_name("chat.db-wal"), fault, choices)
+            _damage(storage.path.with_name("chat.db-wal"), fault, choices)
             row.injected += 1
-            row.details += _forget_the_missing(path, list(sender.sents.values()), row)
+            row.details += _forget_the_missing(storage, list(sender.sents.values()), row)
             for slot in range(2):
                 await crew.start(slot)
             await sending
             await _send(sender, [sent for sent in sender.sents.values() if not sent.answers])
-        left = await nothing_left(path)
+        left = await nothing_left(storage)
         await crew.end()
-    verdict = judge(path, Ledger(folder / "ledger"), list(sender.sents.values()), journals_lost=True)
+    verdict = judge(storage, list(sender.sents.values()), journals_lost=True)
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     return row.add(verdict)
 
 
-def _checkpoint(path: Path) -> None:
+def _checkpoint(storage: SQLiteFile) -> None:
     """Write all that is in the log into the database itself."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with storage.connected() as query:
+        query("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _damage(log: Path, fault: str, choices: random.Random) -> None:
@@ -99,12 +97,11 @@ def _damage(log: Path, fault: str, choices: random.Random) -> None:
         file.truncate(choices.randrange(size))
 
 
-def _forget_the_missing(path: Path, sents: list[Sent], row: Row) -> list[str]:
+def _forget_the_missing(storage: SQLiteFile, sents: list[Sent], row: Row) -> list[str]:
     """Look at what the fault has left, and send again, in their own order, what it has taken."""
-    file = read(path)
-    broken = list(file.faults)
+    broken, stored = storage.damage(), read(storage)
     for session in {sent.session for sent in sents}:
-        conversation = file.conversations.get(session)
+        conversation = stored.get(session)
         there = [] if conversation is None else [name for name, _ in conversation.turns]
         acked = sorted(
             (sent for sent in sents if sent.session == session and sent.acked_at is not None),
@@ -128,11 +125,11 @@ def _forget_the_missing(path: Path, sents: list[Sent], row: Row) -> list[str]:
 # --- the clock ---
 
 
-async def clock(folder: Path, seed: int, rounds: int = 6) -> list[Row]:
+async def clock(storage: SQLiteFile, seed: int, rounds: int = 6) -> list[Row]:
     """The clocks of the processes are set back and forth by an hour, each on its own."""
     choices = random.Random(seed)
     row = Row(fault="clock set back and forth by an hour", layer="the store's clock", injected=0)
-    async with crew_of([config(folder, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(50):
+    async with crew_of([config(storage, working=True) for _ in range(3)], choices) as crew, asyncio.timeout(50):
         sender = Sender(crew, choices)
         for turn in range(rounds):
             sents = _messages(choices, f"m{turn}", 8)
@@ -145,9 +142,9 @@ async def clock(folder: Path, seed: int, rounds: int = 6) -> list[Row]:
         # All ids are known, whatever the clocks say.
         again = [sent for sent in sender.sents.values() if sent.way == "run"]
         await _send(sender, again)
-        left = await nothing_left(folder / "chat.db")
+        left = await nothing_left(storage)
         await crew.end()
-    verdict = judge(folder / "chat.db", Ledger(folder / "ledger"), list(sender.sents.values()))
+    verdict = judge(storage, list(sender.sents.values()))
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     return [row.add(verdict)]
 
@@ -155,20 +152,19 @@ async def clock(folder: Path, seed: int, rounds: int = 6) -> list[Row]:
 # --- a foreign writer ---
 
 
-async def foreign_writer(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
+async def foreign_writer(storage: SQLiteFile, seed: int, rounds: int = ROUNDS) -> list[Row]:
     """Another program holds the file for two seconds (BEGIN IMMEDIATE)."""
     choices = random.Random(seed)
-    path = folder / "chat.db"
     row = Row(fault="foreign writer holds the file for 2 s", layer="SQLite lock", injected=0)
     gaps: list[float] = []
-    async with crew_of([config(folder, working=True), config(folder)], choices) as crew, asyncio.timeout(50):
+    async with crew_of([config(storage, working=True), config(storage)], choices) as crew, asyncio.timeout(50):
         sender = Sender(crew, choices)
         await _send(sender, _messages(choices, "w", 3))
         for worker in crew.workers.values():
             await worker.order("ping")
         for turn in range(rounds):
-            with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
+            with storage.connected() as query:
+                query("BEGIN IMMEDIATE")
                 row.injected += 1
                 sender.hit()
                 sents = _messages(choices, f"m{turn}", 12)
@@ -179,14 +175,14 @@ async def foreign_writer(folder: Path, seed: int, rounds: int = ROUNDS) -> list[
                 await asyncio.sleep(2)
                 if any(sent.acked_at for sent in sents):
                     row.details.append("a turn was acknowledged while the file was held by another program")
-                connection.execute("ROLLBACK")
+                query("ROLLBACK")
             for sent in sents:
                 sent.hit_at = asyncio.get_running_loop().time()
             await sending
         gaps = [await worker.order("ping") for worker in crew.workers.values()]
-        left = await nothing_left(path)
+        left = await nothing_left(storage)
         await crew.end()
-    verdict = judge(path, Ledger(folder / "ledger"), list(sender.sents.values()))
+    verdict = judge(storage, list(sender.sents.values()))
     verdict.broken += [*sender.unexpected, *crew.bad_ends, *left]
     row.notes.append(f"longest gap of an event loop in the meantime: {max(gaps) * 1000:.0f} ms")
     return [row.add(verdict)]

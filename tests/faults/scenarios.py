@@ -6,16 +6,28 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from tests.faults import crowds, disk, kills, outside, steps
+from tests.faults import crowds, disk, kills, outside, postgres, steps
 from tests.faults.points import POINTS
+from tests.faults.storage import SQLiteFile
 from tests.faults.table import Row
 
 Scenario = Callable[[Path, int, int], Coroutine[Any, Any, list[Row]]]
 
 
 def _plain(scenario: Callable[[Path, int], Coroutine[Any, Any, list[Row]]]) -> Scenario:
+    return lambda folder, seed, turn: scenario(folder, seed)
+
+
+def _on_file(scenario: Callable[[SQLiteFile, int], Coroutine[Any, Any, list[Row]]]) -> Scenario:
+    return lambda folder, seed, turn: scenario(SQLiteFile(folder), seed)
+
+
+def _on_postgres(scenario: Callable[[Path, int], Coroutine[Any, Any, list[Row]]]) -> Scenario:
     async def run(folder: Path, seed: int, turn: int) -> list[Row]:
-        return await scenario(folder, seed)
+        rows = await scenario(folder, seed)
+        for row in rows:
+            row.fault = f"PostgreSQL: {row.fault}"
+        return rows
 
     return run
 
@@ -29,18 +41,26 @@ async def _stops_at_points(folder: Path, seed: int, turn: int) -> list[Row]:
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    "kills": _plain(kills.killed),
-    "stops": _plain(kills.stopped),
-    "applications": _plain(kills.two_applications),
-    "conversation": _plain(crowds.one_conversation),
-    "deletes": _plain(crowds.deleted),
-    "poison": _plain(crowds.poisoned),
+    "kills": _on_file(kills.killed),
+    "stops": _on_file(kills.stopped),
+    "applications": _on_file(kills.two_applications),
+    "conversation": _on_file(crowds.one_conversation),
+    "deletes": _on_file(crowds.deleted),
+    "poison": _on_file(crowds.poisoned),
     "full-disk": _plain(disk.full),
     "failing-disk": _plain(disk.failing),
     "permissions": _plain(disk.forbidden),
-    "log": _plain(outside.log_cut),
-    "clock": _plain(outside.clock),
-    "writer": _plain(outside.foreign_writer),
+    "log": _on_file(outside.log_cut),
+    "clock": _on_file(outside.clock),
+    "writer": _on_file(outside.foreign_writer),
+    "postgres-kills": _on_postgres(postgres.on_postgres(kills.killed)),
+    "postgres-stops": _on_postgres(postgres.on_postgres(kills.stopped)),
+    "postgres-applications": _on_postgres(postgres.on_postgres(kills.two_applications)),
+    "postgres-conversation": _on_postgres(postgres.on_postgres(crowds.one_conversation)),
+    "postgres-deletes": _on_postgres(postgres.on_postgres(crowds.deleted)),
+    "postgres-poison": _on_postgres(postgres.on_postgres(crowds.poisoned)),
+    "postgres-restarts": _on_postgres(postgres.restarted),
+    "postgres-cuts": _on_postgres(postgres.cut_off),
     "stop-points": _stops_at_points,
     "points": _points,
 }

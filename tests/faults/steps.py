@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from tests.faults.judge import Verdict, judge, nothing_left, read
 from tests.faults.kills import config
-from tests.faults.ledger import Ledger, Sent
+from tests.faults.ledger import Sent
 from tests.faults.points import POINTS
 from tests.faults.processes import Crew, GoneError, Worker, crew_of, until
 from tests.faults.sender import Sender
+from tests.faults.storage import SQLiteFile
 from tests.faults.table import Row
 
 LAYER: Final = "inside the process"
@@ -32,7 +33,7 @@ async def at_points(folder: Path, seed: int, points: Sequence[str] = POINTS, nth
         place = folder / f"course-{number}"
         place.mkdir()
         # The second one lives through all: it has the conversations in memory, and the file changes under it.
-        async with crew_of([config(place)], random.Random(seed)) as crew:
+        async with crew_of([config(SQLiteFile(place))], random.Random(seed)) as crew:
             while left:
                 point = left.pop()
                 if point.startswith("open"):
@@ -51,7 +52,7 @@ async def _on_a_new_file(place: Path, seed: int, point: str, nth: int) -> Row:
     new = place / f"new {point}".replace(":", "")
     new.mkdir()
     # Not before the first one: the file is to be new.
-    crew = Crew([config(new)], random.Random(seed))
+    crew = Crew([config(SQLiteFile(new))], random.Random(seed))
     try:
         return await _through(new, crew, seed, point, nth)
     finally:
@@ -70,7 +71,7 @@ async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> 
         if point.startswith(("interrupt", "release")):
             sents.insert(0, Sent(session, f"v-{name}", "hang"))
             await _leave_a_turn(place, sents[0], elsewhere=point.startswith("interrupt"))
-        first = await Worker.start(config(place, working=True, point=point, nth=nth), crew.hear)
+        first = await Worker.start(config(SQLiteFile(place), working=True, point=point, nth=nth), crew.hear)
         crew.workers[0] = first
         sending = asyncio.create_task(_send(crew, sender, sents, Sent(gone, f"e-{name}", "plain")))
         ended = asyncio.create_task(first.ended())
@@ -85,7 +86,7 @@ async def _through(place: Path, crew: Crew, seed: int, point: str, nth: int) -> 
             crew.wake()
         await crew.workers[0].order("work")
         await sending
-        left = await nothing_left(place / "chat.db")
+        left = await nothing_left(SQLiteFile(place))
         await crew.workers[0].order("rest")
     row = Row(fault=f"SIGKILL at {point}", layer=LAYER, injected=int(status == -signal.SIGKILL))
     return row.add(_judged(place, sender, sents, gone, status, left))
@@ -103,7 +104,9 @@ def _messages(name: str, session: str) -> list[Sent]:
 
 async def _leave_a_turn(place: Path, sent: Sent, *, elsewhere: bool) -> None:
     """Have a third process die in the middle of a turn."""
-    third = await Worker.start(config(place, lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None))
+    third = await Worker.start(
+        config(SQLiteFile(place), lease_seconds=SHORT_LEASE, elsewhere=sent.message if elsewhere else None)
+    )
     await third.order("hold_up", message=sent.message)
     order = asyncio.create_task(third.order("run", session=sent.session, text=sent.text, message=sent.message))
     await third.hanging.wait()
@@ -130,11 +133,10 @@ async def _delete(crew: Crew, sender: Sender, sent: Sent) -> None:
 
 
 def _judged(place: Path, sender: Sender, sents: list[Sent], gone: str, status: int, left: list[str]) -> Verdict:
-    path = place / "chat.db"
-    verdict = judge(path, Ledger(place / "ledger"), sents)
-    file = read(path)
+    storage = SQLiteFile(place)
+    verdict = judge(storage, sents)
     verdict.broken += [*sender.unexpected, *left]
-    if gone in file.conversations:
+    if gone in read(storage):
         verdict.broken.append("the conversation that was deleted is there again")
     if status not in {0, -signal.SIGKILL}:
         verdict.broken.append(f"the process ended with status {status}; see workers.log")
@@ -155,7 +157,7 @@ STOPS: Final = (
 async def stops_at_points(folder: Path, seed: int, points: Sequence[str] = STOPS, nth: int = 1) -> list[Row]:
     """Stop a process at each of *points* for longer than its lease; it goes on in the middle of another one's turn."""
     row = Row(fault="SIGSTOP at a named point, SIGCONT while another does the same turn", layer=LAYER, injected=0)
-    async with crew_of([config(folder, working=False)], random.Random(seed)) as crew:
+    async with crew_of([config(SQLiteFile(folder), working=False)], random.Random(seed)) as crew:
         for point in points:
             await _stopped(folder, crew, seed, point, nth, row)
         await crew.end()
@@ -171,7 +173,8 @@ async def _stopped(place: Path, crew: Crew, seed: int, point: str, nth: int, row
     second.hanging.clear()
     async with asyncio.timeout(40):
         first = await Worker.start(
-            config(place, working=True, lease_seconds=SHORT_LEASE, point=point, nth=nth, stop=True), crew.hear
+            config(SQLiteFile(place), working=True, lease_seconds=SHORT_LEASE, point=point, nth=nth, stop=True),
+            crew.hear,
         )
         crew.workers[0] = first
         try:
@@ -194,12 +197,12 @@ async def _stopped(place: Path, crew: Crew, seed: int, point: str, nth: int, row
             await second.order("let_go")
             await sending
             await sender.settled()
-            left = await nothing_left(place / "chat.db")
+            left = await nothing_left(SQLiteFile(place))
             status = await first.end()
             await second.order("rest")
         finally:
             await first.kill()
-    verdict = judge(place / "chat.db", Ledger(place / "ledger"), sents)
+    verdict = judge(SQLiteFile(place), sents)
     verdict.broken += [*sender.unexpected, *left]
     if status:
         verdict.broken.append(f"the process that was stopped ended with status {status}; see workers.log")

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from tests.faults import disk, outside
+from tests.faults.storage import SQLiteFile
 from tests.faults.table import Row
 
 SEED: Final = 1
@@ -38,14 +39,14 @@ async def test_forbidden(tmp_path: Path) -> None:
 
 async def test_log_cut(tmp_path: Path) -> None:
     """A log that was cut or deleted takes turns away as a whole and from the end."""
-    check(await outside.log_cut(tmp_path, SEED, rounds=1))
+    check(await outside.log_cut(SQLiteFile(tmp_path), SEED, rounds=1))
 
 
 async def test_clock(tmp_path: Path) -> None:
     """No rule hangs on a clock that others can set."""
-    check(await outside.clock(tmp_path, SEED, rounds=2))
+    check(await outside.clock(SQLiteFile(tmp_path), SEED, rounds=2))
 
 
 async def test_foreign_writer(tmp_path: Path) -> None:
     """A foreign writer delays turns, and no event loop."""
-    check(await outside.foreign_writer(tmp_path, SEED, rounds=1))
+    check(await outside.foreign_writer(SQLiteFile(tmp_path), SEED, rounds=1))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults import crowds, kills, steps
 from tests.faults.points import POINTS
+from tests.faults.storage import Storage
 from tests.faults.table import Row
 
 SEED: Final = 1
@@ -23,19 +24,19 @@ def check(rows: list[Row]) -> None:
     assert all(row.injected for row in rows)
 
 
-async def test_killed(tmp_path: Path) -> None:
+async def test_killed(storage: Storage) -> None:
     """Whatever moment a process is killed at, each message has one turn, in order, and no effect is doubled."""
-    check([await kills.storm(tmp_path, SEED, "kill -9", kills=4)])
+    check(await kills.killed(storage, SEED, times=4))
 
 
-async def test_stopped(tmp_path: Path) -> None:
+async def test_stopped(storage: Storage) -> None:
     """A process that was stopped for longer than its lease changes nothing when it goes on."""
-    check([await kills.storm(tmp_path, SEED, "SIGSTOP", stops=2)])
+    check([await kills.storm(storage, SEED, "SIGSTOP", [kills.stop] * 2)])
 
 
-async def test_two_applications(tmp_path: Path) -> None:
+async def test_two_applications(storage: Storage) -> None:
     """Each application finishes its own work only."""
-    check([await kills.storm(tmp_path, SEED, "kill -9", kills=3, agents=("Support", "Sales"))])
+    check(await kills.two_applications(storage, SEED, times=3))
 
 
 @pytest.mark.parametrize("shard", range(4))
@@ -44,19 +45,19 @@ async def test_points(tmp_path: Path, shard: int) -> None:
     check(await steps.at_points(tmp_path, SEED, NARROW[shard::4]))
 
 
-async def test_one_conversation(tmp_path: Path) -> None:
+async def test_one_conversation(storage: Storage) -> None:
     """Processes that ask for turns of one conversation at once get them in order, one at a time."""
-    check(await crowds.one_conversation(tmp_path, SEED, each=8))
+    check(await crowds.one_conversation(storage, SEED, each=8))
 
 
-async def test_deletes(tmp_path: Path) -> None:
+async def test_deletes(storage: Storage) -> None:
     """Nothing of a deleted conversation comes back, whoever runs its turns."""
-    check(await crowds.deleted(tmp_path, SEED, rounds=6))
+    check(await crowds.deleted(storage, SEED, rounds=6))
 
 
-async def test_poison(tmp_path: Path) -> None:
+async def test_poison(storage: Storage) -> None:
     """A message that kills its process is given up, and the conversation goes on."""
-    check(await crowds.poisoned(tmp_path, SEED))
+    check(await crowds.poisoned(storage, SEED))
 
 
 async def test_stops_at_points(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from chatflow import (
     ToolContext,
     tool,
 )
+from chatflow.core.backend import StoreBackend
 from chatflow.engines.scripted import Reply, user_text
 from tests.faults import points
 from tests.faults.ledger import Ledger
@@ -47,7 +48,7 @@ from tests.faults.ledger import Ledger
 class Config:
     """What a worker is told when it starts."""
 
-    path: str
+    address: str
     ledger: str
     agent: str = "Support"
     lease_seconds: float = 1.0
@@ -67,6 +68,16 @@ def tell(**facts: object) -> None:
     os.write(1, (json.dumps(facts) + "\n").encode())
 
 
+def store_at(address: str) -> StoreBackend:
+    """The store of that address: a DSN, or a file's path."""
+    if not address.startswith("postgresql://"):
+        return SQLiteSessionStore(address, default_max_turns=1_000_000)
+    # A worker on a file starts sooner without it.
+    from chatflow.postgres import PostgresSessionStore
+
+    return PostgresSessionStore(address, default_max_turns=1_000_000)
+
+
 class Program:
     """One process."""
 
@@ -77,7 +88,7 @@ class Program:
         self._to_fail: set[str] = set()
         self._gap = 0.0
         self._stack = AsyncExitStack()
-        self.store = SQLiteSessionStore(config.path, default_max_turns=1_000_000)
+        self.store = store_at(config.address)
         self.runner = Runner(
             Agent(config.agent, "Answer.", "none", tools=self._tools()),
             self.store,

@@ -1,0 +1,30 @@
+"""PostgreSQL servers that are killed, cut connections, or have no room; `make faults` does more of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.faults import postgres
+from tests.faults.table import Row
+
+SEED: Final = 1
+
+
+def check(rows: list[Row]) -> None:
+    """Nothing was lost, doubled or out of order; a fault that can't be made on this machine is skipped."""
+    assert [detail for row in rows for detail in row.details] == []
+    if not any(row.injected for row in rows):
+        pytest.skip("; ".join(note for row in rows for note in row.notes))
+
+
+async def test_restarted(tmp_path: Path) -> None:
+    """A server that is killed under load and comes back has lost no turn, and none is doubled."""
+    check(await postgres.restarted(tmp_path, SEED, times=3))
+
+
+async def test_cut_off(tmp_path: Path) -> None:
+    """A server that cuts all connections under load, also those that commit, loses and doubles nothing."""
+    check(await postgres.cut_off(tmp_path, SEED, times=8))

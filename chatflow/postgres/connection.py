@@ -29,7 +29,7 @@ Row = tuple[Any, ...]
 Error = psycopg.Error
 
 CONNECT_SECONDS: Final = 10
-"""How long the server may take to accept a connection."""
+"""How long a server may take to accept a connection, unless the address says so."""
 
 _PREPARED_AFTER: Final = 2
 """After how many uses of a statement the server keeps its plan, which takes longer to make than to use."""
@@ -76,11 +76,20 @@ def locate(dsn: object, schema: object) -> Address:
     except psycopg.Error:
         # Neither the text nor the driver's word for what is wrong with it: both may hold the password.
         raise ValueError("dsn must be like 'postgresql://user@host/database'; what was given can't be read") from None
-    where = parts.get("host") or "localhost"
-    port = f":{parts['port']}" if parts.get("port") else ""
     user = f"{parts['user']}@" if parts.get("user") else ""
-    name = f"postgresql://{user}{where}{port}/{parts.get('dbname') or ''}"
-    return Address(dsn, schema, name if schema == "chatflow" else f"{name}#{schema}")
+    name = f"postgresql://{user}{_places(parts)}/{parts.get('dbname') or ''}"
+    # A host that is switched off does not even refuse: of several, each one before the right one costs so long.
+    patient = conninfo.make_conninfo(dsn, connect_timeout=parts.get("connect_timeout", CONNECT_SECONDS))
+    return Address(patient, schema, name if schema == "chatflow" else f"{name}#{schema}")
+
+
+def _places(parts: Mapping[str, Any]) -> str:
+    hosts = str(parts.get("host") or "localhost").split(",")
+    ports = str(parts.get("port") or "").split(",")
+    if len(ports) == 1:
+        # It is that of all hosts.
+        ports *= len(hosts)
+    return ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
 
 
 # --- text ---
@@ -149,7 +158,6 @@ class Connection:
             address.conninfo,
             autocommit=True,
             prepare_threshold=None,
-            connect_timeout=CONNECT_SECONDS,
             client_encoding="utf8",
             fallback_application_name="chatflow",
         )
@@ -193,10 +201,8 @@ class Connection:
         try:
             async with self._connection.pipeline():
                 cursors = [await self._execute(step) for step in steps]
-        except BaseException:
-            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
-            # answer, and what it was to prepare the server may not have got to.
-            self.close()
+        except BaseException as error:
+            self._give_up(error)
             raise
         return [await _rows_of(cursor) for cursor in cursors]
 
@@ -207,12 +213,19 @@ class Connection:
                 await self._execute(Step(begin))
                 result = await body(Transaction(self, self._execute, pipeline))
                 await self._execute(Step("COMMIT"))
-        except BaseException:
-            # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
-            # answer, and what it was to prepare the server may not have got to.
-            self.close()
+        except BaseException as error:
+            self._give_up(error)
             raise
         return result
+
+    def _give_up(self, error: BaseException) -> None:
+        # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
+        # answer, and what it was to prepare the server may not have got to.
+        self.close()
+        hidden = error.__context__
+        if isinstance(error, psycopg.Error) and error.sqlstate is None and isinstance(hidden, psycopg.Error):
+            # The driver could not leave its pipeline either, and says that instead of what the server has said.
+            raise hidden
 
     async def _execute(self, step: Step) -> psycopg.AsyncCursor[Row]:
         return await self._connection.execute(_placed(step.statement, self._schema), step.values, binary=True)
@@ -275,17 +288,21 @@ async def _rows_of(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
 _GONE: Final = ("08", "57P")
 """The connection failed, or the server closes it: it is going down, or just coming up."""
 
+_FATAL: Final = ("FATAL", "PANIC")
+"""Whatever the reason, the server closes the connection, and what was under way on it may have become anything."""
 
 # A server that lets nobody in says why in its own language, and in no code that the driver passes on.
 _FULL: Final = re.compile("too many (clients|connections)|connection slots")
 _REFUSED: Final = re.compile("authentication failed|pg_hba.conf|does not exist|no password supplied")
+# This is the client's own library, of servers that do not fit target_session_attrs.
+_READ_ONLY: Final = re.compile("session is read-only|server is in hot standby mode")
 
 
 def is_lost(error: psycopg.Error, connection: Connection | None) -> bool:
     """Whether the connection is gone, or was never there."""
     state = error.sqlstate
     if state is not None:
-        return state.startswith(_GONE)
+        return state.startswith(_GONE) or error.diag.severity_nonlocalized in _FATAL
     if connection is None:
         return isinstance(error, psycopg.OperationalError) and not _REFUSED.search(str(error))
     return isinstance(error, psycopg.OperationalError) and not connection.is_usable
@@ -311,7 +328,7 @@ def is_undefined(error: BaseException | None) -> bool:
 def refused_value(error: BaseException | None) -> str | None:
     """Why the server can't keep a value that it was given; None for an error of another kind."""
     if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(("22", "23", "54")):
-        return error.diag.message_primary or type(error).__name__
+        return _primary(error)
     return None
 
 
@@ -327,6 +344,16 @@ _ADVICE: Final[dict[str, str]] = {
 }
 
 
+def word_of(error: psycopg.Error) -> str | None:
+    """What the server has said that its user has to see to, where it did: it may be away after that."""
+    advice = _ADVICE.get(error.sqlstate or "")
+    return None if advice is None else f"{_primary(error)} ({error.sqlstate}); {advice}"
+
+
+def _primary(error: psycopg.Error) -> str:
+    return error.diag.message_primary or type(error).__name__
+
+
 def translate(error: psycopg.Error, name: str, waited_seconds: float) -> StoreError:
     """The driver's error in our words. It quotes neither values nor the address, which the driver's own may do."""
     state = error.sqlstate
@@ -334,13 +361,15 @@ def translate(error: psycopg.Error, name: str, waited_seconds: float) -> StoreEr
     if full or isinstance(error, errors.LockNotAvailable | errors.TooManyConnections | errors.QueryCanceled):
         return StoreBusyError(store=name, waited_seconds=waited_seconds)
     if state is None:
-        refused = _REFUSED.search(str(error))
-        told = (
-            "the server refuses the connection; check the user, the password, the database's name and pg_hba.conf"
-            if refused
-            else "the server can't be reached, or has closed the connection; look whether it runs"
-        )
+        text = str(error)
+        if _REFUSED.search(text):
+            told = (
+                "the server refuses the connection; check the user, the password, the database's name and pg_hba.conf"
+            )
+        elif _READ_ONLY.search(text):
+            told = "no server was found that may be written to; look which of them is the primary"
+        else:
+            told = "the server can't be reached, or has closed the connection; look whether it runs"
         return StoreError(f"store {name!r}: {told}", store=name)
-    primary = error.diag.message_primary or type(error).__name__
-    advice = _ADVICE.get(state, "nothing was written")
-    return StoreError(f"store {name!r}: {primary} ({state}); {advice}", store=name)
+    told = word_of(error) or f"{_primary(error)} ({state}); nothing was written"
+    return StoreError(f"store {name!r}: {told}", store=name)

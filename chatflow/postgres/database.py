@@ -32,6 +32,7 @@ from chatflow.postgres.connection import (
     is_lost,
     is_worth_another_try,
     translate,
+    word_of,
 )
 from chatflow.postgres.gates import Gates
 from chatflow.postgres.pool import Pool, Slot
@@ -66,10 +67,11 @@ _living_lock = threading.RLock()
 
 
 class _Unknown(Exception):  # noqa: N818  # not an error yet: it is looked up
-    """A transaction was committing when its connection went."""
+    """A transaction was committing when its connection went; *why*, where the server has said so."""
 
-    def __init__(self, mark_id: str, number: int, result: Any) -> None:
+    def __init__(self, mark_id: str, number: int, result: Any, why: str | None = None) -> None:
         super().__init__()
+        self.why = why
         self.mark_id = mark_id
         self.number = number
         self.result = result
@@ -149,7 +151,7 @@ class Database:
             return await flight
         except Error as error:
             if ending and is_lost(error, connection):
-                raise _Unknown(connection.mark_id, number, ending[0]) from error
+                raise _Unknown(connection.mark_id, number, ending[0], word_of(error)) from error
             raise
         except BaseException:
             if ending and not connection.is_usable:
@@ -167,26 +169,36 @@ class Database:
         if slot is None:
             raise StoreBusyError(store=self.address.name, waited_seconds=seconds)
         try:
-            return await self._try(slot, attempt, time.monotonic() + seconds)
+            return await self._try(slot, attempt, seconds)
         finally:
             self._pool.give(slot)
 
-    async def _try(self, slot: Slot, attempt: Callable[[Connection], Awaitable[_T]], deadline: float) -> _T:
+    async def _try(self, slot: Slot, attempt: Callable[[Connection], Awaitable[_T]], seconds: float) -> _T:
+        began = time.monotonic()
+        why: str | None = None
         while True:
             connection: Connection | None = None
             try:
                 connection = await self._connection_of(slot)
                 return await _in_time(connection, attempt)
             except _Unknown as unknown:
+                why = unknown.why or why
                 if await self._holds(slot, unknown):
                     return unknown.result  # type: ignore[no-any-return]  # it is what the attempt would have returned
             except Error as error:
-                again = is_lost(error, connection) or is_worth_another_try(error)
+                lost = is_lost(error, connection)
+                again = lost or is_worth_another_try(error)
                 if connection is not None and (again or not connection.is_usable):
                     # Through a bouncer, or after a failover, another connection may lead to another server.
                     connection.close()
-                if not again or time.monotonic() > deadline:
-                    raise translate(error, self.address.name, BUSY_SECONDS) from error
+                why = word_of(error) or why
+                waited = time.monotonic() - began
+                if not again or waited > seconds:
+                    name = self.address.name
+                    if lost and why is not None:
+                        # It has said why it would go away.
+                        raise StoreError(f"store {name!r}: {why}", store=name) from error
+                    raise translate(error, name, round(waited, 1)) from error
             except TimeoutError as error:
                 name = self.address.name
                 raise StoreError(
@@ -222,9 +234,10 @@ class Database:
             except (Error, TimeoutError) as error:
                 if time.monotonic() > deadline:
                     name = self.address.name
+                    said = f"; it has said: {unknown.why}" if unknown.why is not None else ""
                     raise StoreError(
                         f"store {name!r}: the connection broke while it committed, and the server can't be asked:"
-                        " whether it holds the change is not known until it can be reached again",
+                        f" whether it holds the change is not known until it can be reached again{said}",
                         store=name,
                     ) from error
                 await anyio.sleep(_PAUSE)

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -40,13 +40,14 @@ async def disturbed(
     says: str,
     rounds: int = ROUNDS,
     shim: Path | None = None,
+    patience: float | None = None,
 ) -> Row:
     """Send while *fault* is there, then *mend* it and send again what was refused.
 
     *says* stands in at least one error: the user has to be told what it was.
     """
     choices = random.Random(seed)
-    configs = [config(storage, working=working) for working in (True, False)]
+    configs = [config(storage, working=working, patience=patience) for working in (True, False)]
     async with crew_of(configs, choices, shim) as crew:
         sender = Sender(crew, choices)
         async with asyncio.timeout(50):
@@ -132,35 +133,48 @@ async def full(folder: Path, seed: int, rounds: int = ROUNDS) -> list[Row]:
 
 async def _small_file_system(folder: Path, seed: int, rounds: int) -> Row:
     row = Row(fault="disk full", layer="file system (tmpfs, 16 MB)", injected=0)
-    small = folder / "small"
-    small.mkdir()
+    with ExitStack() as stack:
+        small = folder / "small"
+        small.mkdir()
+        if not mounted(small, "16m", stack):
+            row.notes.append(NOT_MOUNTED)
+            return row
+
+        async def take_room(_crew: Crew) -> None:
+            fill(small)
+
+        async def make_room(_crew: Crew) -> None:
+            empty(small)
+
+        storage = SQLiteFile(folder, small / "chat.db")
+        says = "make room on the disk"
+        return await disturbed(storage, seed, row, take_room, make_room, says=says, rounds=rounds)
+
+
+NOT_MOUNTED: Final = "left out: no file system can be mounted here"
+
+
+def mounted(place: Path, size: str, stack: ExitStack) -> bool:
+    """Mount a file system of that *size* on a folder, which stays whose it is; False where one can't be mounted."""
+    owner = place.stat().st_uid
     try:
-        _run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(small))
+        _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700,uid={owner}", "tmpfs", str(place))
     except (OSError, subprocess.CalledProcessError):
-        row.notes.append("left out: no file system can be mounted here")
-        return row
-    ballast = small / "ballast"
+        return False
+    stack.callback(_run, "umount", "--lazy", str(place))
+    return True
 
-    async def fill(_crew: Crew) -> None:
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(b"x" * 4096)
 
-    async def make_room(_crew: Crew) -> None:
-        ballast.unlink()
+def fill(disk: Path) -> None:
+    """Leave no room on it."""
+    with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
 
-    try:
-        return await disturbed(
-            SQLiteFile(folder, small / "chat.db"),
-            seed,
-            row,
-            fill,
-            make_room,
-            says="make room on the disk",
-            rounds=rounds,
-        )
-    finally:
-        _run("umount", "--lazy", str(small))
+
+def empty(disk: Path) -> None:
+    """Make room again."""
+    (disk / "ballast").unlink()
 
 
 async def _limit(folder: Path, seed: int, rounds: int) -> Row:

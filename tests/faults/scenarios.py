@@ -61,6 +61,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "postgres-poison": _on_postgres(postgres.on_postgres(crowds.poisoned)),
     "postgres-restarts": _on_postgres(postgres.restarted),
     "postgres-cuts": _on_postgres(postgres.cut_off),
+    "postgres-failover": _on_postgres(postgres.failed_over),
+    "postgres-full-disk": _on_postgres(postgres.full),
     "stop-points": _stops_at_points,
     "points": _points,
 }

@@ -25,6 +25,16 @@ async def test_restarted(tmp_path: Path) -> None:
     check(await postgres.restarted(tmp_path, SEED, times=3))
 
 
+async def test_failed_over(tmp_path: Path) -> None:
+    """Work goes on over a failover to a synchronous standby, and nothing that was acknowledged is lost."""
+    check(await postgres.failed_over(tmp_path, SEED))
+
+
 async def test_cut_off(tmp_path: Path) -> None:
     """A server that cuts all connections under load, also those that commit, loses and doubles nothing."""
     check(await postgres.cut_off(tmp_path, SEED, times=8))
+
+
+async def test_full(tmp_path: Path) -> None:
+    """A server without room refuses turns, in its own words, or ends, and work goes on once there is room."""
+    check(await postgres.full(tmp_path, SEED, rounds=1))

@@ -61,6 +61,8 @@ class Config:
     stop: bool = False
     """Whether it is only stopped at its point, as by SIGSTOP."""
     uid: int | None = None
+    patience: float | None = None
+    """How long its operations wait for a server that is away, in seconds, instead of ten."""
 
 
 def tell(**facts: object) -> None:
@@ -68,13 +70,16 @@ def tell(**facts: object) -> None:
     os.write(1, (json.dumps(facts) + "\n").encode())
 
 
-def store_at(address: str) -> StoreBackend:
-    """The store of that address: a DSN, or a file's path."""
+def store_of(config: Config) -> StoreBackend:
+    """The store at its address: a DSN, or a file's path."""
+    address = config.address
     if not address.startswith("postgresql://"):
         return SQLiteSessionStore(address, default_max_turns=1_000_000)
     # A worker on a file starts sooner without it.
-    from chatflow.postgres import PostgresSessionStore
+    from chatflow.postgres import PostgresSessionStore, database
 
+    if config.patience is not None:
+        database.BUSY_SECONDS = config.patience  # type: ignore[misc]  # final for all but those who test what comes after
     return PostgresSessionStore(address, default_max_turns=1_000_000)
 
 
@@ -88,7 +93,7 @@ class Program:
         self._to_fail: set[str] = set()
         self._gap = 0.0
         self._stack = AsyncExitStack()
-        self.store = store_at(config.address)
+        self.store = store_of(config)
         self.runner = Runner(
             Agent(config.agent, "Answer.", "none", tools=self._tools()),
             self.store,

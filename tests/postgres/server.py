@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from functools import cache
 from itertools import chain, count
@@ -69,9 +70,22 @@ class Server:
         self.control("stop")
         self.control("start")
 
+    def bring_up(self) -> None:
+        """Have it run, whether it has ended, is about to, or recovers."""
+        while True:
+            try:
+                psycopg.connect(self.dsn).close()
+            except psycopg.OperationalError:
+                if not (self.folder / "postmaster.pid").exists():
+                    self.control("start")
+                time.sleep(0.02)
+            else:
+                return
+
     def remove(self) -> None:
-        """End it, and remove its data."""
-        self.control("stop")
+        """End it, unless it has ended, and remove its data."""
+        if (self.folder / "postmaster.pid").exists():
+            self.control("stop")
         shutil.rmtree(self.folder)
 
     def control(self, action: str) -> None:
@@ -117,23 +131,39 @@ def _installed() -> Any:
 _numbers = count()
 
 
-def another() -> Server:
-    """Start a server."""
-    installed = _installed()
+def another(*options: str) -> Server:
+    """Start a server, whose data was made with such *options* of initdb."""
+    server = nowhere()
+    settings = chain.from_iterable(("-c", f"{name}={value}") for name, value in SETTINGS.items())
+    usual = ["--auth=trust", "--encoding=utf8", "--no-locale", "--username=postgres", "--no-sync", *settings]
+    _installed().initdb([*usual, *options], pgdata=server.folder, user=server.user)
+    server.control("start")
+    return server
+
+
+def standby_of(primary: Server) -> Server:
+    """Start a server that follows *primary*."""
+    standby = nowhere()
+    copying = ["--checkpoint=fast", "--no-sync", "--write-recovery-conf", f"--dbname={primary.dsn}"]
+    _installed().pg_basebackup(copying, pgdata=standby.folder, user=standby.user)
+    # Its socket lies in the data's folder, and what locks that has been copied.
+    (standby.folder / ".s.PGSQL.5432.lock").unlink()
+    standby.control("start")
+    return standby
+
+
+def nowhere() -> Server:
+    """One that has only a folder, which is empty."""
     folder = _guarded() / str(next(_numbers))
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     user = None
     if os.geteuid() == 0:
         # No server runs as root.
         user = "nobody"
         shutil.chown(folder, user)
+        installed = _installed()
         installed.utils.ensure_prefix_permissions(installed.postgres_server.POSTGRES_BIN_PATH)
-    settings = chain.from_iterable(("-c", f"{name}={value}") for name, value in SETTINGS.items())
-    options = ["--auth=trust", "--encoding=utf8", "--no-locale", "--username=postgres", "--no-sync", *settings]
-    installed.initdb(options, pgdata=folder, user=user)
-    server = Server(folder, user)
-    server.control("start")
-    return server
+    return Server(folder, user)
 
 
 @cache

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import LONG, SCENARIOS
 from tests.faults.steps import never_hit
 from tests.faults.table import Row, render
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             now = time.monotonic()
             try:
                 # Which time a point is hit is another one each round.
-                found = asyncio.run(SCENARIOS[name](folder, seed, turn + 1))
+                found = asyncio.run({**SCENARIOS, **LONG}[name](folder, seed, turn + 1))
             except Exception as error:  # noqa: BLE001  # the other scenarios are run all the same
                 found = [Row(fault=name, layer="-", injected=0, details=[f"the scenario failed: {error!r}"])]
             for row in found:
@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, default=420, help="how long to go on with further rounds")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), help="these scenarios instead of all")
+    parser.add_argument("--only", nargs="+", choices=[*SCENARIOS, *LONG], help="these scenarios instead of all")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     arguments = parser.parse_args()
     rows = run(arguments)

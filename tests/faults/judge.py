@@ -106,7 +106,9 @@ def judge(storage: Storage, sents: Sequence[Sent], *, journals_lost: bool = Fals
             verdict.lost.append(f"{sent.message} was never answered; errors: {Counter(sent.errors)}")
         if len(set(sent.answers)) > 1:
             verdict.doubled.append(f"{sent.message} has several answers: {sorted(set(sent.answers))}")
-    effects = storage.ledger.lines("effect")
+    effects: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for effect in storage.ledger.lines("effect"):
+        effects[effect["message"]].append(effect)
     for session, its in by_session.items():
         found = conversations.get(session)
         if found is None:
@@ -173,13 +175,17 @@ def _judge_order(its: list[Sent], places: dict[str, list[int]], verdict: Verdict
 
 
 def _judge_effects(
-    found: Conversation, its: list[Sent], effects: list[dict[str, Any]], verdict: Verdict, *, journals_lost: bool
+    found: Conversation,
+    its: list[Sent],
+    effects: dict[str, list[dict[str, Any]]],
+    verdict: Verdict,
+    *,
+    journals_lost: bool,
 ) -> None:
-    names = {sent.message for sent in its}
     runs: Runs = defaultdict(list)
-    for effect in effects:
-        if effect["message"] in names:
-            runs[effect["message"], effect["batch"], effect["tool"]].append(effect)
+    for sent in its:
+        for effect in effects[sent.message]:
+            runs[sent.message, effect["batch"], effect["tool"]].append(effect)
     for (message, batch, tool), its_runs in runs.items():
         if tool == "plain" and len(its_runs) > 1 and not journals_lost:
             verdict.doubled.append(f"{message}: its call {batch} of a plain tool was run {len(its_runs)} times")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from tests.faults import crowds, disk, kills, outside, postgres, steps
+from tests.faults import crowds, disk, kills, load, outside, postgres, steps
 from tests.faults.points import POINTS
 from tests.faults.storage import SQLiteFile
 from tests.faults.table import Row
@@ -66,3 +66,9 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "stop-points": _stops_at_points,
     "points": _points,
 }
+
+LONG: Final[dict[str, Scenario]] = {
+    "load": _on_file(load.loaded),
+    "postgres-load": _on_postgres(postgres.on_postgres(load.loaded)),
+}
+"""Those that take many minutes, and are run only where they are asked for by name."""

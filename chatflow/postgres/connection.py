@@ -346,8 +346,12 @@ _ADVICE: Final[dict[str, str]] = {
 
 def word_of(error: psycopg.Error) -> str | None:
     """What the server has said that its user has to see to, where it did: it may be away after that."""
-    advice = _ADVICE.get(error.sqlstate or "")
-    return None if advice is None else f"{_primary(error)} ({error.sqlstate}); {advice}"
+    state = error.sqlstate or ""
+    advice = _ADVICE.get(state)
+    if error.diag.severity_nonlocalized == "PANIC" and not state.startswith("53"):
+        # The same words mean something else there: it may not write its own files.
+        advice = "the server has ended; look at its log"
+    return None if advice is None else f"{_primary(error)} ({state}); {advice}"
 
 
 def _primary(error: psycopg.Error) -> str:

@@ -44,7 +44,8 @@ async def disturbed(
 ) -> Row:
     """Send while *fault* is there, then *mend* it and send again what was refused.
 
-    *says* stands in at least one error: the user has to be told what it was.
+    *says* stands in at least one error: the user has to be told what it was. *patience* is how long the workers'
+    operations wait for a server that is away, where it is.
     """
     choices = random.Random(seed)
     configs = [config(storage, working=working, patience=patience) for working in (True, False)]
@@ -58,7 +59,7 @@ async def disturbed(
                 await fault(crew)
                 sents = _messages(choices, turn)
                 sending = asyncio.create_task(_send(sender, sents))
-                await _felt(sender, sents)
+                await _felt(sender, sents, at_least_one=patience is not None)
                 result = await mend(crew)
                 row.injected += result if isinstance(result, int) else 1
                 row.details += await _differ(crew, storage)
@@ -79,12 +80,14 @@ async def disturbed(
     return row.add(verdict)
 
 
-async def _felt(sender: Sender, sents: list[Sent]) -> None:
+async def _felt(sender: Sender, sents: list[Sent], *, at_least_one: bool) -> None:
     """Wait until every sender was told something, or for a while: who stands behind work that fails waits with it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST):
             while not all(sent.errors or sent.acked_at for sent in sents):
                 await sender.news()
+    while at_least_one and not any(sent.errors for sent in sents):
+        await sender.news()
 
 
 def _messages(choices: random.Random, turn: int) -> list[Sent]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,34 +131,19 @@ async def _full_tables(folder: Path, small: Path, seed: int, row: Row, rounds: i
 
 
 async def _full_log(folder: Path, small: Path, seed: int, row: Row, rounds: int) -> None:
-    # No checkpoint makes room meanwhile, and only those who wait for the disk write to it: so one of them is told why
-    # the server ends.
-    settings = ("max_wal_size=1GB", "wal_writer_delay=10s")
-    options = ["--wal-segsize=1", f"--waldir={small}", *chain.from_iterable(("-c", each) for each in settings)]
-    async with running(folder, *options) as (started, database):
+    async with running(folder, *server.LOG_OF_MEGABYTES, f"--waldir={small}") as (started, database):
 
         async def take_room(_crew: Crew) -> None:
             disk.fill(small)
-            with database.connected() as query:
-                # What is left of the log's files, but for the end of the last one.
-                while query(_ROOM_IN_LOG)[0][0] > _TO_BE_USED:
-                    query("SELECT pg_logical_emit_message(false, 'ballast', repeat('x', 8000))")
+            # The end of the last file is less than a round writes.
+            await asyncio.to_thread(started.use_up_log, 20_000)
 
         async def make_room(_crew: Crew) -> None:
             disk.empty(small)
             await asyncio.to_thread(started.bring_up)
 
-        await disk.disturbed(database, seed, row, take_room, make_room, says=_SAYS, rounds=rounds, patience=1)
+        await disk.disturbed(database, seed, row, take_room, make_room, says="StoreError", rounds=rounds, patience=1)
 
-
-_ROOM_IN_LOG: Final = """
-    SELECT 1048576 - mod(now.lsn - '0/0', 1048576) + 1048576 * (
-        SELECT count(*) FROM pg_ls_waldir() WHERE name ~ '^[0-9A-F]{24}$' AND name > pg_walfile_name(now.lsn)
-    )
-    FROM (SELECT pg_current_wal_insert_lsn() AS lsn) AS now
-"""
-_TO_BE_USED: Final = 20_000
-"""Bytes of the log, which are fewer than a round writes."""
 
 _SAYS: Final = "No space left on device (53100); make room on the server's disk"
 

@@ -35,6 +35,7 @@ class Proxy:
     refuses_after_cut: bool = False
     serving: set[asyncio.Task[Any]] = attrs.field(factory=set[asyncio.Task[Any]])
     plan: list[How] = attrs.field(factory=list[How])
+    served: int = 0
     cut: int = 0
     refuses: bool = False
     """Nobody gets a connection."""
@@ -75,6 +76,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self.serving.add(task)
+        self.served += 1
         task.add_done_callback(self.serving.discard)
         if self.refuses:
             to_client.transport.abort()

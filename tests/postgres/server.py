@@ -53,6 +53,18 @@ def dsn() -> str:
     return GIVEN or start().dsn
 
 
+LOG_OF_MEGABYTES: Final = ("--wal-segsize=1", "-c", "max_wal_size=1GB", "-c", "wal_writer_delay=10s")
+"""For a server whose log's files are soon full. No checkpoint frees one, and only those who wait for the disk write to
+it: so one of them is told why the server ends."""
+
+_ROOM_IN_LOG: Final = """
+    SELECT 1048576 - mod(now.lsn - '0/0', 1048576) + 1048576 * (
+        SELECT count(*) FROM pg_ls_waldir() WHERE name ~ '^[0-9A-F]{24}$' AND name > pg_walfile_name(now.lsn)
+    )
+    FROM (SELECT pg_current_wal_insert_lsn() AS lsn) AS now
+"""
+
+
 @attrs.frozen
 class Server:
     """A server whose data lies in *folder*; *user* is who it runs as, where that is not the user of the tests."""
@@ -81,6 +93,12 @@ class Server:
                 time.sleep(0.02)
             else:
                 return
+
+    def use_up_log(self, left: int) -> None:
+        """Fill the files that its log has, one megabyte each, but for so many bytes."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            while (connection.execute(_ROOM_IN_LOG).fetchone() or (0,))[0] > left:
+                connection.execute("SELECT pg_logical_emit_message(false, 'chatflow', repeat('x', 8000))")
 
     def remove(self) -> None:
         """End it, unless it has ended, and remove its data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Final
 
 import anyio
@@ -12,13 +13,16 @@ import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.core.engine import EngineReply, EngineRequest
-from chatflow.core.messages import AgentResponse, Role, ToolCall
+from chatflow.core.messages import AgentResponse, Message, Role, ToolCall
 from chatflow.core.records import PendingTurn
+from chatflow.core.session import AgentSession
 from chatflow.core.tools import tool
 from chatflow.engines.scripted import user_text
-from chatflow.exceptions import SessionConflictError
+from chatflow.exceptions import SessionConflictError, StoreError
+from chatflow.postgres import database
 from chatflow.postgres.store import PostgresSessionStore
 from chatflow.runner import Runner
+from tests.faults.disk import NOT_MOUNTED, empty, fill, mounted
 from tests.postgres import server
 
 
@@ -100,6 +104,44 @@ async def test_turn_id_given_again(crashing: server.Server) -> None:
         await refused.wait()
         model.go_on["second"].set()
     assert model.charged == ["second"]
+
+
+@pytest.mark.parametrize("why", ["full", "forbidden"])
+async def test_log_that_cannot_grow(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server ends as a turn commits, the error says what it said last, and the turn has left no trace."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    with ExitStack() as stack:
+        log = server.nowhere().folder
+        if why == "full" and not mounted(log, "16m", stack):
+            pytest.skip(NOT_MOUNTED)
+        options = (*server.LOG_OF_MEGABYTES, f"--waldir={log}")
+        ending = await anyio.to_thread.run_sync(lambda: server.another(*options))
+        async with PostgresSessionStore(ending.dsn) as store:
+            session = await store.get_or_create("s", Agent("Support"))
+            if why == "full":
+                fill(log)
+                said = r"No space left on device \(53100\); make room on the server's disk"
+            else:
+                log.chmod(0o500)
+                said = r"Permission denied \(42501\); the server has ended"
+            await anyio.to_thread.run_sync(ending.use_up_log, 20_000)
+            with pytest.raises(StoreError, match=f"not known until .* could not .*{said}"):
+                await say_until_refused(session)
+            if why == "full":
+                empty(log)
+            log.chmod(0o700)
+            await anyio.to_thread.run_sync(ending.bring_up)
+            await session.add_message(Message(Role.USER, "last"))
+            found = (await store.messages("s")).items
+            assert found == tuple(session.history)
+            assert 1 < len(found) < 20
+        await anyio.to_thread.run_sync(ending.remove)
+
+
+async def say_until_refused(session: AgentSession) -> None:
+    """Say more than there is room for."""
+    for _ in range(20):
+        await session.add_message(Message(Role.USER, "x" * 2000))
 
 
 async def test_taken_again(crashing: server.Server) -> None:

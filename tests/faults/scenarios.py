@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "postgres-kills": _on_postgres(postgres.on_postgres(kills.killed)),
     "postgres-stops": _on_postgres(postgres.on_postgres(kills.stopped)),
     "postgres-applications": _on_postgres(postgres.on_postgres(kills.two_applications)),
-    "postgres-conversation": _on_postgres(postgres.on_postgres(crowds.one_conversation)),
+    "postgres-conversation": _on_postgres(postgres.on_postgres(partial(crowds.one_conversation, each=8))),
     "postgres-deletes": _on_postgres(postgres.on_postgres(crowds.deleted)),
     "postgres-poison": _on_postgres(postgres.on_postgres(crowds.poisoned)),
     "postgres-restarts": _on_postgres(postgres.restarted),

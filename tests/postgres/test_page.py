@@ -10,6 +10,7 @@ import pytest
 
 from chatflow.core.agent import Agent
 from chatflow.postgres.connection import locate
+from chatflow.postgres.store import PostgresSessionStore
 from tests.cli.page import make_files
 from tests.cli.test_page import COPY, run
 from tests.pages import texts_of
@@ -21,7 +22,7 @@ ADDRESS: Final = "postgresql://chat@db.example/chat"
 
 async def test_sample(tmp_path: Path) -> None:
     """The line that changes makes a store that takes turns."""
-    (sample,) = texts_of(PAGE, "python")
+    sample, *_ = texts_of(PAGE, "python")
     assert ADDRESS in sample
     sample = sample.replace(ADDRESS, server.dsn()).replace("=30", f"=30, schema='{server.schema_of(tmp_path)}'")
     namespace: dict[str, Any] = {}
@@ -29,6 +30,15 @@ async def test_sample(tmp_path: Path) -> None:
     async with namespace["store"] as store:
         session = await store.get_or_create("s", Agent("Support"))
         assert (session.max_turns, await store.check()) == (30, ())
+
+
+async def test_hosts() -> None:
+    """The address of several hosts is read as the page says, and nobody is asked before the store is used."""
+    _, sample = texts_of(PAGE, "python")
+    namespace: dict[str, Any] = {"PostgresSessionStore": PostgresSessionStore}
+    exec(sample, namespace)
+    async with namespace["store"] as store:
+        assert store.name == "postgresql://chat@one.example,two.example/chat"
 
 
 def test_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

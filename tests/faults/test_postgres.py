@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.faults import postgres
+from tests.faults import kills, postgres
 from tests.faults.table import Row
 
 SEED: Final = 1
@@ -18,6 +19,11 @@ def check(rows: list[Row]) -> None:
     assert [detail for row in rows for detail in row.details] == []
     if not any(row.injected for row in rows):
         pytest.skip("; ".join(note for row in rows for note in row.notes))
+
+
+async def test_killed(tmp_path: Path) -> None:
+    """Whatever moment a process is killed at, each message has one turn, in order, and no effect is doubled."""
+    check(await postgres.on_postgres(partial(kills.killed, times=4))(tmp_path, SEED))
 
 
 async def test_restarted(tmp_path: Path) -> None:

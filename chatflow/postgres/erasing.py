@@ -37,7 +37,9 @@ HIDE: Final[LiteralString] = """
     ), aside AS (
         UPDATE chatflow_set_aside SET owner = %(hidden)s WHERE owner = %(owner)s RETURNING 1
     )
-    SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM ids), (SELECT count(*) FROM aside)
+    SELECT
+        (SELECT count(*) FROM sessions), (SELECT count(*) FROM ids), (SELECT count(*) FROM aside),
+        nextval('chatflow_versions')
 """
 """All that is an owner's, out of everybody's sight."""
 
@@ -108,7 +110,7 @@ async def hide_owner(owner: str, transaction: Transaction) -> Hidden:
         Step(LOCK_OWNER, {"owner": owner}), Step(COUNT_MESSAGES, {"owner": owner})
     )
     turns = await transaction.changed_rows(DELETE_TURNS_OF_OWNER, owner=owner)
-    ((conversations, ids, aside),) = await transaction.changed_rows(HIDE, owner=owner, hidden=f"{RESERVED}{number}")
+    ((conversations, ids, aside, _),) = await transaction.changed_rows(HIDE, owner=owner, hidden=f"{RESERVED}{number}")
     counts = Erased(conversations=conversations, messages=messages, turns=len(turns), message_ids=ids, set_aside=aside)
     if conversations or ids or aside:
         await transaction.change(NOTE_ERASING, note=f"erasing:{number}")

@@ -15,7 +15,8 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
     (
         'CREATE TABLE chatflow_meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL)',
         # Both only grow, and neither gives a number out twice: an id's incarnations, commits and places in lines are
-        # told apart by them. Versions are those of all conversations: they order lists by commit.
+        # told apart by them. Versions are those of all conversations: they order lists by commit. Whatever else a copy
+        # would undo draws one as well: so it is known that a copy was used.
         "CREATE SEQUENCE chatflow_versions",
         "CREATE SEQUENCE chatflow_turn_ids",
         # Text is compared by code points, so that an order is the same whatever the server's language. JSON is kept as

@@ -98,8 +98,10 @@ FORGET_SET_ASIDE_OF: Final[LiteralString] = """
 FORGET_SET_ASIDE_OF_OWNER: Final[LiteralString] = "DELETE FROM chatflow_set_aside WHERE owner = %(owner)s"
 """What was set aside of an owner's conversations."""
 
-DELETE_SESSIONS: Final[LiteralString] = "DELETE FROM chatflow_sessions WHERE session_key = ANY(%(session_keys)s)"
-"""Conversations; their messages and turns go with them."""
+DELETE_SESSIONS: Final[LiteralString] = """
+    DELETE FROM chatflow_sessions WHERE session_key = ANY(%(session_keys)s) RETURNING nextval('chatflow_versions')
+"""
+"""Conversations; their messages and turns go with them. A version is drawn, as by all that another copy would undo."""
 
 SESSIONS_AFTER: Final[LiteralString] = """
     SELECT session_key FROM chatflow_sessions
@@ -228,7 +230,7 @@ MARK_PROCESSED: Final[LiteralString] = """
     ON CONFLICT (owner, session_id, message_id) DO UPDATE SET
         processed_at = excluded.processed_at, digest = NULL, response_json = NULL
     WHERE known.processed_at < %(expired_before)s
-    RETURNING true
+    RETURNING nextval('chatflow_versions')
 """
 """Claims an id by hand: of all who try, one gets a row back. An expired one is as good as none."""
 

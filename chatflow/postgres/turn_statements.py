@@ -222,6 +222,7 @@ IS_NEXT_TO_TELL: Final[LiteralString] = """
 END_ANSWERED: Final[LiteralString] = """
     DELETE FROM chatflow_turns
     WHERE turn_id = %(turn_id)s AND state = 'answered' AND holder = %(holder)s AND attempt = %(attempt)s
+    RETURNING nextval('chatflow_versions')
 """
 """An answer has been handed on."""
 

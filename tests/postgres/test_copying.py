@@ -590,21 +590,47 @@ def test_another_file(copy: Copy, path: Path, tmp_path: Path, schema: str) -> No
     assert holds_the_same(path, schema)
 
 
-@pytest.mark.parametrize("use", ["version", "turn"])
-def test_used(copy: Copy, schema: str, use: str) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.get_or_create("new", SUPPORT),
+        lambda store: Runner(SUPPORT, store).accept("answered", "since then", message_id="new"),
+        lambda store: store.delete("limited"),
+        lambda store: store.mark_message_processed("since then"),
+        lambda store: store.erase_owner("ann"),
+    ],
+    ids=["version", "turn", "delete", "mark", "erase"],
+)
+def test_used(copy: Copy, schema: str, use: Callable[[PostgresSessionStore], Awaitable[Any]]) -> None:
     """A copy that was used is not overwritten with what was before."""
     copy()
-
-    async def work(store: PostgresSessionStore) -> None:
-        if use == "version":
-            await store.get_or_create("new", SUPPORT)
-        else:
-            await Runner(SUPPORT, store).accept("answered", "since then", message_id="new")
-
-    with_copy(schema, work)
+    with_copy(schema, use)
     ran = copy()
     assert ran.status == 1
     assert "was used since it was copied, which another copy would undo" in ran.err
+
+
+async def hand_on(store: StoreBackend, error: Exception | None) -> None:
+    """Work until an answer is handed on, which may fail."""
+    heard = anyio.Event()
+
+    async def hear(turn: PendingTurn, response: AgentResponse) -> None:
+        heard.set()
+        if error is not None:
+            raise error
+
+    async with Runner(SUPPORT, store).working(hear):
+        await heard.wait()
+
+
+def test_used_by_a_worker(copy: Copy, path: Path, schema: str) -> None:
+    """A copy from which nothing but an answer was handed on was used too: it would be handed on again."""
+    fill(path, lambda store: hand_on(store, RuntimeError("the network is down")))
+    damage(path, "DELETE FROM chatflow_journal", "DELETE FROM chatflow_turns WHERE state <> 'answered'")
+    assert copy().status == 0
+    with_copy(schema, lambda store: hand_on(store, None))
+    ran = copy()
+    assert (ran.status, "was used since it was copied" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from chatflow.core.beats import DEFAULT_LEASE_SECONDS
 from chatflow.core.memory import SessionStore
-from chatflow.core.records import Beat, Beaten, Claim, Key, Place, Snapshot, Ticket
+from chatflow.core.records import Beat, Beaten, Claim, Commit, Committed, Key, Lost, Place, Snapshot, Ticket
 from chatflow.core.session import SessionContext
 from chatflow.core.store import BaseSessionStore
 from chatflow.core.turn import Turn
@@ -41,7 +41,7 @@ class Beating:
 
 
 class Store(SessionStore):
-    """Notes each beat, and how long each has to wait for the storage."""
+    """Notes each beat; how long each has to wait for the storage, and how long a commit's answer is under way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +49,12 @@ class Store(SessionStore):
         self.waits = 0.0
         self.fails: Exception | None = None
         self.interrupted: list[int] = []
+        self.answers_after = 0.0
+
+    async def commit_turn(self, commit: Commit, key: Key) -> Committed | Lost:
+        committed = await super().commit_turn(commit, key)
+        await asyncio.sleep(self.answers_after)
+        return committed
 
     async def beat_turns(self, held: frozenset[int], watched: frozenset[int], *, everything: bool) -> Beaten:
         self.beatings.append(Beating(asyncio.get_running_loop().time(), held, watched, everything))
@@ -123,6 +129,21 @@ def test_one_statement_for_all(loop: VirtualLoop, store: Store) -> None:
     loop.run(many())
     assert store.times == [3, 6, 9, 12, 15, 18]
     assert [len(beating.held) for beating in store.beatings] == [30, 50, 50, 50, 50, 50]
+
+
+def test_a_row_that_its_own_commit_has_ended(loop: VirtualLoop, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A beat that finds a row gone while its commit's answer is under way takes nothing for lost, and says nothing."""
+    store.answers_after = 4
+
+    async def one() -> None:
+        session = await session_of(store)
+        async with session.turn(lease_seconds=LEASE):
+            await session.add_message(user("hello"))
+        assert [message.text for message in session.history] == ["hello"]
+
+    loop.run(one())
+    assert store.times == [3]
+    assert caplog.messages == []
 
 
 def test_by_the_shortest_lease(loop: VirtualLoop, store: Store) -> None:

@@ -212,7 +212,8 @@ class Beats:
             # A row that is just being started has a new fence already; whoever waits for it will see by itself. And one
             # that was started or taken anew since the beat has a newer fence than the beat has seen.
             is_lost = attempt is None or (turn.is_open and attempt != before)
-            if is_lost and turn.attempt == before and self._held.get(turn_id) is turn:
+            # The row of one that is ending may be gone by its own commit, whose answer is still on its way.
+            if is_lost and not turn.is_ending and turn.attempt == before and self._held.get(turn_id) is turn:
                 self.release(turn_id, turn)
                 turn.lose(self._silent)
         for beat in self._watch.look(beaten.others, self._loop.time(), asked=asked):

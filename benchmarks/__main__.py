@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from benchmarks.goals import summary
 from benchmarks.machine import compile_shim, machine
 from benchmarks.plan import ROOT, Plan
 from benchmarks.plots import draw
+from benchmarks.promise import FLUSHED
 from benchmarks.results import Results, Table
 from benchmarks.rounds import run_theme
-from benchmarks.systems import SYSTEMS
+from benchmarks.server import server_of
+from benchmarks.systems import ON_SERVER, SYSTEMS
 from benchmarks.tables import show
 from benchmarks.themes import THEMES
 
@@ -37,6 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.2, help="for one measurement (default 0.2)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
     parser.add_argument("--peers", type=Path, default=ROOT / "build" / "peers", help="their virtual environment")
+    parser.add_argument("--server", help="a PostgreSQL database to measure on, rather than one that is started")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench", help="where to save it all")
     return parser.parse_args(arguments)
 
@@ -49,12 +53,16 @@ def main(arguments: list[str] | None = None) -> Results:
     began = time.monotonic()
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "log.txt").write_text("")
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    with tempfile.TemporaryDirectory(dir=options.folder) as name, ExitStack() as stack:
         folder = Path(name).resolve()
         results = Results(machine(folder, peers), ["python", "-m", "benchmarks", *(arguments or sys.argv[1:])])
         print(describe(results.about) + "\n")
         if results.about["file system"] in {"tmpfs", "ramfs", "overlay"}:
             print(f"It is on {results.about['file system']}: an fsync may cost nothing. --folder names another disk.\n")
+        shim = compile_shim(folder)
+        server = None
+        if any(name in THEMES[theme].systems for theme in options.themes for name in {*options.systems} & {*ON_SERVER}):
+            server = stack.enter_context(server_of(options.server, options.folder.resolve(), shim))
         plan = Plan(
             systems=tuple(options.systems),
             rounds=options.rounds,
@@ -62,7 +70,8 @@ def main(arguments: list[str] | None = None) -> Results:
             seconds=options.seconds,
             folder=folder,
             peers=peers,
-            shim=compile_shim(folder),
+            shim=shim,
+            server=server,
             log=options.output / "log.txt",
         )
         for theme in options.themes:
@@ -90,7 +99,7 @@ def describe(about: dict[str, Any]) -> str:
 def refuse_weaker_promise(table: Table) -> None:
     """Stop where turns one at a time were not flushed one at a time: the figures would be another promise's."""
     for system, cell in table.cells.items():
-        if table.theme == "turn" and str(cell.facts.get("commits at", "")).startswith("FULL"):
+        if table.theme == "turn" and str(cell.facts.get("commits at", "")).startswith(FLUSHED):
             for figures in cell.rounds:
                 # Without the library that counts there are none at all.
                 if 0 < figures["fsyncs_per_1000"] < 999:

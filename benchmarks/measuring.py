@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,6 +55,30 @@ def bytes_written() -> int:
         return 0
     lines = dict(line.split(": ") for line in counters.read_text().splitlines())
     return int(lines["wchar"])
+
+
+def seconds_of(main: int) -> float:
+    """Seconds of processor time that the process *main* and its children have taken so far, also those that ended."""
+    living = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    # One may end meanwhile: then its time is among that of those that have ended, or missing this once.
+    seconds = sum(_own_seconds(each) for each in living if each == main or _family(each)[0] == main)
+    return seconds + _family(main)[1]
+
+
+def _family(pid: int) -> tuple[int, float]:
+    """The parent of a process, and the seconds that those of its own children took that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0.0
+    return int(fields[1]), (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
 
 
 class Heartbeat:

@@ -7,6 +7,8 @@ from typing import Final
 
 import attrs
 
+from benchmarks.server import Server
+
 ROOT: Final = Path(__file__).parent.parent
 
 
@@ -23,5 +25,7 @@ class Plan:
     """The interpreter that has the other packages, None where they are not installed."""
     shim: Path | None
     """The library that counts fsyncs and slows them down."""
+    server: Server | None
+    """The PostgreSQL server, None where nothing of the run is on one."""
     log: Path
     """What the systems say, and their tracebacks."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.plan import ROOT, Plan
+from benchmarks.server import COUNTERS
 from benchmarks.systems import SYSTEMS
 
 PATIENCE: Final = 20
@@ -26,8 +27,13 @@ class Process:
         python = Path(sys.executable) if is_ours else plan.peers
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH") if is_ours else None])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        if plan.shim is not None:
-            environment["LD_PRELOAD"] = str(plan.shim)
+        if SYSTEMS[system].on_server:
+            assert plan.server is not None
+            environment |= plan.server.environment
+        elif plan.shim is not None:
+            counters = folder / "fsyncs"
+            counters.write_bytes(bytes(COUNTERS))
+            environment |= {"LD_PRELOAD": str(plan.shim), "SLOW_FSYNC_FILE": str(counters)}
         with plan.log.open("a") as log:
             self._process = subprocess.Popen(  # noqa: S603  # an interpreter, and a module of ours
                 [str(python), "-m", "benchmarks.worker", theme, system, str(folder), str(plan.seconds)],

@@ -10,11 +10,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.clients import Clients
 from benchmarks.conversation import WINDOW
 from benchmarks.measuring import Flushes
-from benchmarks.promise import watched_commits
+from benchmarks.promise import promise_on_server, watched_commits
 from benchmarks.systems import SYSTEMS, Entry
 from benchmarks.systems.base import System
+from benchmarks.systems.on_server import OnServer
 
 
 class Stage:
@@ -27,6 +29,8 @@ class Stage:
         self.seconds = seconds
         """How long one measurement may take."""
         self.flushes = Flushes()
+        self.clients = Clients()
+        """Other processes that use the system's store; they end before it does."""
         self._system: System | None = None
         self._promise: str | None = None
 
@@ -46,14 +50,22 @@ class Stage:
 
     async def close(self) -> None:
         """Close the system, and remove what it has stored."""
+        await self.clients.end()
         if self._system is not None:
             system, self._system = self._system, None
             await system.close()
+            await system.remove()
             shutil.rmtree(system.folder)
             gc.collect()
 
     async def promise(self) -> str:
         """What the commit of a turn runs at; closes the system that is open."""
+        if self._promise is None and self.entry.on_server:
+            system = await self.renew()
+            await system.fill(range(1), 1)
+            assert isinstance(system, OnServer)
+            self._promise = await promise_on_server(system)
+            await self.close()
         if self._promise is None:
             with watched_commits() as seen:
                 system = await self.renew()

@@ -4,14 +4,20 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from benchmarks.__main__ import main, refuse_weaker_promise
 from benchmarks.goals import GOALS, Goal
+from benchmarks.machine import compile_shim
 from benchmarks.results import Cell, Results, Table
+from benchmarks.systems import ON_SERVER
 from benchmarks.tables import show
 from benchmarks.themes import THEMES
+from tests.postgres import server
 
-SYSTEMS: Final = ("floor-full", "sqlite-file")
+pytestmark = pytest.mark.timeout(300)  # each test is many processes, which share the machine with other tests
+
+SYSTEMS: Final = ("floor-full", "sqlite-file", "floor-postgres", "postgres")
 SMALLEST: Final = ("--rounds", "1", "--seconds", "0.001", "--scale", "0.0001")
 
 
@@ -20,7 +26,8 @@ def test_each_theme_measures_the_floor_and_chatflow(theme: str, tmp_path: Path) 
     """A theme at its smallest has every figure of its tables."""
     systems = [name for name in SYSTEMS if name in THEMES[theme].systems]
     folder = ["--folder", str(tmp_path), "--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
-    results = main(["--themes", theme, "--systems", *systems, *SMALLEST, *folder])
+    on_server = ["--server", server.dsn()] if {*systems} & {*ON_SERVER} else []
+    results = main(["--themes", theme, "--systems", *systems, *SMALLEST, *folder, *on_server])
     assert results.failures == []
     assert len(results.tables) == len(THEMES[theme].cases(0.0001))
     for table in results.tables:
@@ -44,6 +51,25 @@ def test_what_a_commit_promises_is_read_from_the_connection_that_commits(tmp_pat
     }
     (table, _) = main(["--themes", "turn", "--systems", *found, *SMALLEST, *folder]).tables
     assert {name: cell.facts["commits at"] for name, cell in table.cells.items()} == found
+
+
+@pytest.mark.parametrize("level", ["on", "off"])
+def test_what_a_commit_promises_is_read_from_the_session_that_commits(level: str, tmp_path: Path) -> None:
+    """What a server of the tests' own promises, which never flushes, is told of it, and what its client has set."""
+    folder = ["--folder", str(tmp_path), "--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
+    dsn = make_conninfo(server.dsn(), options=f"-c synchronous_commit={level}")
+    (table, _) = main(["--themes", "turn", "--systems", "postgres", *SMALLEST, *folder, "--server", dsn]).tables
+    assert table.cells["postgres"].facts["commits at"] == f"weaker: fsync off, synchronous_commit {level}"
+
+
+def test_a_run_starts_a_server_of_its_own(tmp_path: Path) -> None:
+    """A server of the run's own flushes every commit, and its fsyncs are counted."""
+    folder = ["--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
+    (table, _) = main(["--themes", "turn", "--systems", "postgres", *SMALLEST, *folder]).tables
+    cell = table.cells["postgres"]
+    assert cell.facts["commits at"] == "FULL: fsync on, synchronous_commit on"
+    are_counted = compile_shim(tmp_path) is not None
+    assert [figures["fsyncs_per_1000"] >= 1000 for figures in cell.rounds] == [are_counted]
 
 
 def test_figures_of_a_weaker_promise_are_refused() -> None:

@@ -26,6 +26,9 @@ class Entry:
     imports: str | None = None
     """The module that a program imports to use it."""
 
+    on_server: bool = False
+    """It keeps its conversations on the PostgreSQL server of the run."""
+
     lacks: dict[str, str] = attrs.field(factory=dict)
     """The themes that it can't take part in, and what its rows say there."""
 
@@ -94,10 +97,24 @@ SYSTEMS: Final[dict[str, Entry]] = {
         imports="agent_framework",
         lacks=_NO_IDS | _NO_LIST | {"store": "a file each: none notices the others"},
     ),
+    "floor-postgres": Entry("PostgreSQL by hand", "by_psycopg", "HandwrittenOnServer", on_server=True),
+    "postgres": Entry(
+        "chatflow, PostgreSQL", "by_psycopg", "ChatflowOnServer", imports="chatflow.postgres", on_server=True
+    ),
+    "openai-sqlalchemy": Entry(
+        "openai-agents SQLAlchemySession",
+        "openai_sqlalchemy",
+        "SqlAlchemySessions",
+        package=_SDK,
+        imports="agents.extensions.memory.sqlalchemy_session",
+        on_server=True,
+        lacks=_NO_IDS | _NO_LIST,
+    ),
 }
 """In the order of the tables."""
 
+ON_SERVER: Final = tuple(name for name, entry in SYSTEMS.items() if entry.on_server)
 PEERS: Final = tuple(name for name, entry in SYSTEMS.items() if entry.package is not None)
-OURS: Final = ("sqlite-file", "sqlite-memory", "memory")
-ALL_BUT_VARIANTS: Final = (FLOOR, "floor-normal", *OURS, *PEERS)
+OURS: Final = ("sqlite-file", "sqlite-memory", "memory", "postgres")
+ALL_BUT_VARIANTS: Final = (FLOOR, "floor-normal", *OURS, "floor-postgres", *PEERS)
 """Those that a table has unless its theme says otherwise."""

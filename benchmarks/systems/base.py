@@ -75,7 +75,10 @@ class System(ABC):
     async def close(self) -> None:
         """Close everything."""
 
-    def bytes_on_disk(self) -> int:
+    async def remove(self) -> None:
+        """Once it is closed: remove what it has stored elsewhere than in its folder."""
+
+    async def bytes_on_disk(self) -> int:
         """How large its files are, once the write-ahead log is in the file."""
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         for path in files:

@@ -50,17 +50,7 @@ class Handwritten(System):
 
     def _write(self, conversation: int) -> None:
         name, end, now = name_of(conversation), self._ends.get(conversation, 0), dt.datetime.now(dt.UTC).isoformat()
-        call = f"call_{end}"
-        messages: tuple[dict[str, Any], ...] = (
-            {"role": "user", "content": QUESTION, "timestamp": now},
-            {"role": "model", "tool_calls": [{"id": call, "name": TOOL, "args": {"order": end}}], "timestamp": now},
-            {
-                "role": "tool",
-                "tool_results": [{"tool_call_id": call, "name": TOOL, "content": FOUND}],
-                "timestamp": now,
-            },
-            {"role": "model", "content": ANSWER, "agent": AGENT, "timestamp": now},
-        )
+        messages = bodies_of(end, now)
         self._connection.execute(
             "INSERT INTO sessions VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
             (name, AGENT, now),
@@ -86,12 +76,7 @@ class Handwritten(System):
         ).fetchall()
         length = 0
         for (body,) in rows:
-            message = json.loads(body)
-            length += len(message.get("content") or "")
-            for call in message.get("tool_calls", ()):
-                length += len(call["args"])
-            for result in message.get("tool_results", ()):
-                length += len(result["content"])
+            length += length_of(json.loads(body))
         return length
 
     async def claim(self, message_id: str) -> bool:
@@ -131,3 +116,24 @@ class Handwritten(System):
     async def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def bodies_of(end: int, now: str) -> tuple[dict[str, Any], ...]:
+    """The messages of the turn that begins at *end*."""
+    call = f"call_{end}"
+    return (
+        {"role": "user", "content": QUESTION, "timestamp": now},
+        {"role": "model", "tool_calls": [{"id": call, "name": TOOL, "args": {"order": end}}], "timestamp": now},
+        {"role": "tool", "tool_results": [{"tool_call_id": call, "name": TOOL, "content": FOUND}], "timestamp": now},
+        {"role": "model", "content": ANSWER, "agent": AGENT, "timestamp": now},
+    )
+
+
+def length_of(message: dict[str, Any]) -> int:
+    """Touch what is in it."""
+    length = len(message.get("content") or "")
+    for call in message.get("tool_calls", ()):
+        length += len(call["args"])
+    for result in message.get("tool_results", ()):
+        length += len(result["content"])
+    return length

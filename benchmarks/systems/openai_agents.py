@@ -11,32 +11,20 @@ from agents.extensions.memory import AsyncSQLiteSession
 from agents.memory import SQLiteSession
 
 from benchmarks.conversation import AGENT, ANSWER, FOUND_TEXT, MESSAGES, QUESTION, TOOL, WINDOW, name_of
+from benchmarks.systems.base import System
 from benchmarks.systems.copying import CopyingSystem
 
 
-class _Sessions(CopyingSystem):
-    """What its runner does at the end of a turn, at its best: `add_items` once, with all four. It never drops any."""
-
-    tables = (("agent_sessions", "session_id"), ("agent_messages", "session_id"))
-    kind: Any
+class Items(System):
+    """A turn's four items, and what all of its sessions are asked."""
 
     def __init__(self, folder: Path, window: int = WINDOW) -> None:
         super().__init__(folder, window)
-        self._sessions: dict[int, Any] = {}
+        self.sessions: dict[int, Any] = {}
         self._calls = 0
 
-    async def begin(self, name: str, turns: int) -> None:
-        """In one call."""
-        session = self.kind(name, str(self.path))
-        await session.add_items([item for _ in range(turns) for item in self._items()])
-        await _closed(session)
-
-    async def attach(self, conversation: int) -> None:
-        """The session object, and its connection."""
-        self._sessions[conversation] = session = self.kind(name_of(conversation), str(self.path))
-        await session.get_items(limit=1)
-
-    def _items(self) -> list[Any]:
+    def items(self) -> list[Any]:
+        """As its runner makes them."""
         self._calls += 1
         call = f"call_{self._calls}"
         text = {"type": "output_text", "text": ANSWER, "annotations": []}
@@ -50,22 +38,40 @@ class _Sessions(CopyingSystem):
 
     async def turn(self, conversation: int, message_id: str | None = None) -> float:
         """Four inserts and a commit."""
-        items = self._items()
+        items = self.items()
         began = time.perf_counter()
-        await self._sessions[conversation].add_items(items)
+        await self.sessions[conversation].add_items(items)
         return began
 
     async def load(self, conversation: int) -> int:
         """The last items; it keeps none."""
         length = 0
-        for item in await self._sessions[conversation].get_items(limit=MESSAGES * self.window):
+        for item in await self.sessions[conversation].get_items(limit=MESSAGES * self.window):
             content = item.get("content") or item.get("arguments") or item.get("output")
             length += len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
         return length
 
+
+class _Sessions(Items, CopyingSystem):
+    """What its runner does at the end of a turn, at its best: `add_items` once, with all four. It never drops any."""
+
+    tables = (("agent_sessions", "session_id"), ("agent_messages", "session_id"))
+    kind: Any
+
+    async def begin(self, name: str, turns: int) -> None:
+        """In one call."""
+        session = self.kind(name, str(self.path))
+        await session.add_items([item for _ in range(turns) for item in self.items()])
+        await _closed(session)
+
+    async def attach(self, conversation: int) -> None:
+        """The session object, and its connection."""
+        self.sessions[conversation] = session = self.kind(name_of(conversation), str(self.path))
+        await session.get_items(limit=1)
+
     async def close(self) -> None:
         """Each of them; a thread that is left would keep the process from its end."""
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             await _closed(session)
 
 

@@ -14,6 +14,7 @@ from benchmarks.themes.load import Load
 from benchmarks.themes.readers import Readers
 from benchmarks.themes.resources import Resources
 from benchmarks.themes.running import Running
+from benchmarks.themes.server import ServerLoad
 from benchmarks.themes.steps import Steps
 from benchmarks.themes.together import Together
 from benchmarks.themes.turn import Turn
@@ -30,6 +31,7 @@ THEMES: Final[dict[str, Theme]] = {
     "store": GrowingStore(),
     "resources": Resources(),
     "disk": Disk(),
+    "server": ServerLoad(),
     "imports": Imports(),
     "running": Running(),
 }

@@ -40,7 +40,7 @@ class Disk(Theme):
             for conversation in range(CONVERSATIONS):
                 for _ in range(turns):
                     await system.turn(conversation)
-            sizes.append(system.bytes_on_disk())
+            sizes.append(await system.bytes_on_disk())
         kept, all_of_it = sizes
         each = CONVERSATIONS * WINDOW
         return {"kept": kept / each, "added": (all_of_it - kept) / each}

@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.conversation import WINDOW
 from benchmarks.measuring import gaps_beside, in_microseconds, percentile
 from benchmarks.stage import Stage
-from benchmarks.systems import FLOOR
+from benchmarks.systems import FLOOR, ON_SERVER
 from benchmarks.themes.base import COST, GAPS, Case, Column, Theme, over_floor
 
 SLOW_DISK: Final = 1000
@@ -45,7 +45,7 @@ class Together(Theme):
             Case(
                 f"64 at once, {SLOW_DISK} µs added to each fsync",
                 {"count": 64, "added_us": SLOW_DISK},
-                (FLOOR, "floor-normal", "sqlite-file", "chatflow-agent", "openai-sqlite"),
+                (FLOOR, "floor-normal", "sqlite-file", "chatflow-agent", "openai-sqlite", *ON_SERVER),
             ),
         )
 

@@ -32,7 +32,7 @@ class Turn(Theme):
 
     def cases(self, scale: float) -> Sequence[Case]:
         """With and without a message id."""
-        with_ids = (FLOOR, *OURS, "chatflow-agent")
+        with_ids = (FLOOR, *OURS, "floor-postgres", "chatflow-agent")
         return (
             Case("without a message id", {"ids": False}),
             Case("with a message id", {"ids": True}, with_ids),

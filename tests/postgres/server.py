@@ -113,10 +113,10 @@ class Server:
 
 
 @cache
-def _guarded() -> Path:
+def guarded(inside: Path | None = None) -> Path:
     """A folder that goes with this process, and with it the servers in it."""
     # Not in a test's own folder, which nobody but its user may enter, and the server does not run as root.
-    folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-"))
+    folder = Path(tempfile.mkdtemp(prefix="chatflow-postgres-", dir=inside))
     folder.chmod(0o755)
     guard = subprocess.Popen(
         ["sh", "-c", _GUARD, "sh", str(folder)],
@@ -149,9 +149,9 @@ def _installed() -> Any:
 _numbers = count()
 
 
-def another(*options: str) -> Server:
-    """Start a server, whose data was made with such *options* of initdb."""
-    server = nowhere()
+def another(*options: str, inside: Path | None = None) -> Server:
+    """Start a server, whose data was made with such *options* of initdb, and lies *inside* that folder."""
+    server = nowhere(inside)
     settings = chain.from_iterable(("-c", f"{name}={value}") for name, value in SETTINGS.items())
     usual = ["--auth=trust", "--encoding=utf8", "--no-locale", "--username=postgres", "--no-sync", *settings]
     _installed().initdb([*usual, *options], pgdata=server.folder, user=server.user)
@@ -170,9 +170,9 @@ def standby_of(primary: Server) -> Server:
     return standby
 
 
-def nowhere() -> Server:
+def nowhere(inside: Path | None = None) -> Server:
     """One that has only a folder, which is empty."""
-    folder = _guarded() / str(next(_numbers))
+    folder = guarded(inside) / str(next(_numbers))
     folder.mkdir(mode=0o700)
     user = None
     if os.geteuid() == 0:

@@ -250,7 +250,8 @@ class Worker:
                 if isinstance(found, Turn):
                     await self._doing.first(found)
                     continue
-                assert found is None  # no place is asked for: its row is there
+                if found is not None:
+                    return None  # its row was taken while it waited, and whoever has taken it has answered
                 response = await self._doing.run(turn)
             except (Exception, asyncio.CancelledError) as error:
                 # Whatever work raises, it is tried again or given up; also a cancellation that is none of ours.

@@ -108,8 +108,10 @@ class PostgresDatabase(Storage):
         return faults
 
     def general(self, error: str) -> str:
-        """Without folders and numbers of processes."""
-        return re.sub(r"/[\w/-]*chatflow-postgres-\w+/", "", re.sub(r"xlogtemp\.\d+", "xlogtemp", error))
+        """Without folders, and without the numbers of processes and files."""
+        for pattern, name in ((r"/[\w/-]*chatflow-postgres-\w+/\d+", "SERVER"), (r"xlogtemp\.\d+", "xlogtemp")):
+            error = re.sub(pattern, name, error)
+        return re.sub(r"pg_tblspc/[\w/]+", "pg_tblspc/...", error)
 
 
 _CHECK_TABLES: Final = """

@@ -254,6 +254,30 @@ async def test_holds_its_place_while_it_waits(store: StoreBackend, monkeypatch: 
     assert heard.contents() == ["1!"]
 
 
+async def test_taken_while_it_waits(
+    store: StoreBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A turn that waits to be tried again, and turns out to have been taken over, is left to whoever has taken it."""
+    failed, go_on, heard = anyio.Event(), anyio.Event(), Heard()
+
+    async def wait(seconds: float) -> None:
+        failed.set()
+        await go_on.wait()
+
+    monkeypatch.setattr("chatflow.running.worker.anyio.sleep", wait)
+    Faults(store).before("leave_turn", StoreError("no room", store=store.name))
+    runner = runner_on(store, LookupError, "1!", "2!")
+    await accept(runner, "1")
+    async with runner.working(heard):
+        await failed.wait()
+        await lose_all(store)
+        assert (await runner.run_async("s", "1", message_id="1")).content == "1!"
+        go_on.set()
+        await nothing_left(store)
+    assert await said(store) == ["1", "1!"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_given_up(store: StoreBackend, caplog: pytest.LogCaptureFixture) -> None:
     """A turn that has failed as often as it may is given up and listed; the next one is done, and nobody told."""
     runner, heard = runner_on(store, LookupError, LookupError, "2!", max_attempts=2), Heard()

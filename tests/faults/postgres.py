@@ -66,10 +66,14 @@ def cut(database: PostgresDatabase) -> Blow:
 
 
 def fail_over(primary: server.Server, standby: server.Server) -> Blow:
-    """Kill the primary for good, and promote the standby."""
+    """Kill the primary for good, and promote the standby, which had not heard of its last moment."""
 
     async def blow(crew: Crew, sender: Sender, choices: random.Random) -> None:
         sender.hit()
+        with psycopg.connect(standby.dsn, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            connection.execute("SELECT pg_reload_conf()")
+        await asyncio.sleep(choices.uniform(0.1, 0.5))  # what is committed now can't be acknowledged
         await asyncio.to_thread(primary.control, "stop")
         await asyncio.to_thread(standby.control, "promote")
 

@@ -50,7 +50,8 @@ async def storm(
     stopping = asyncio.Event()
     async with crew_of(configs, choices) as crew:
         sender = Sender(crew, choices)
-        async with asyncio.timeout(50), asyncio.TaskGroup() as group:
+        # A worker that is killed takes seconds to come back on a machine that is busy otherwise.
+        async with asyncio.timeout(30 + 5 * len(blows)), asyncio.TaskGroup() as group:
             for conversation in range(4):
                 for lane in range(2):
                     agent = agents[(conversation + lane) % len(agents)]

@@ -36,7 +36,7 @@ _PREPARED_AFTER: Final = 2
 
 _PLACED: Final = re.compile(
     r"\bchatflow_(?:meta|sessions|messages|processed_messages|turns|journal|set_aside|marks|versions|turn_ids"
-    r"|turns_holder_idx|turns_agent_name_state_idx)\b"
+    r"|turns_holder_idx|turns_agent_name_state_idx|marks_marked_at_idx)\b"
 )
 
 

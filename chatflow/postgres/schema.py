@@ -151,6 +151,9 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         CREATE INDEX chatflow_turns_answered_idx ON chatflow_turns (agent_name, turn_id)
         WHERE holder IS NULL AND state = 'answered'
         """,
+        # A mark is written with every transaction. With its moment in an index each of them was a new row for both
+        # indexes; without, it takes the place of an old one.
+        "DROP INDEX chatflow_marks_marked_at_idx",
     ),
 )
 """In order; a released entry is never edited. The format's version is how many a database has had."""

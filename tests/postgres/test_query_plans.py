@@ -113,6 +113,8 @@ EXCEPTED: Final = {
     "copy_statements.LOOK": {"chatflow_sessions", "chatflow_processed_messages", "chatflow_set_aside"},
     # Once in a copy, which reads all of it in any case.
     "copy_statements.DELETE_IDS_TO_THE_END": {"chatflow_processed_messages"},
+    # A row for each connection of the last days, now and then.
+    "statements.PURGE_MARKS": {"chatflow_marks"},
     # All rows that somebody holds; the index has no others.
     "turn_statements.BEATS_OF_ALL": {"chatflow_turns_turn_id_idx"},
     "turn_statements.HOLDERS": {"chatflow_turns_turn_id_idx"},

@@ -4,7 +4,7 @@
 #   make test                    the tests, with coverage (ARGS="-k pruning --no-cov" goes on to pytest), on SQLite and on a
 #                                PostgreSQL server that they start (CHATFLOW_TEST_POSTGRES=postgresql://... names another)
 #   make slow                    the tests that take minutes
-#   make faults                  real processes killed, stopped and robbed of their disk for seven minutes; prints a table
+#   make faults                  real processes, and a PostgreSQL server, killed and robbed of their disk for seven minutes; prints a table
 #   make lint, types, format     the gates; format mends what ruff can mend
 #   make docs                    the documentation as a site, into build/docs; a broken link is an error
 #   make picture                 docs/pictures/chat.svg anew: a real conversation at a terminal, killed and gone on with

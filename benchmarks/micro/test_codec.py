@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import orjson
+import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -44,7 +44,7 @@ def test_read_a_history_as_json_alone(benchmark: BenchmarkFixture, history: list
     benchmark(lambda: [json.loads(text) for text in texts])
 
 
-def test_read_a_history_as_json_alone_by_orjson(benchmark: BenchmarkFixture, history: list[Message]) -> None:
+def test_read_a_history_as_json_alone_by_msgspec(benchmark: BenchmarkFixture, history: list[Message]) -> None:
     """The floor of the floor."""
     texts = [message_to_json(message) for message in history]
-    benchmark(lambda: [orjson.loads(text) for text in texts])
+    benchmark(lambda: [msgspec.json.decode(text) for text in texts])

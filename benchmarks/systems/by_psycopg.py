@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
+import msgspec
 import psycopg
 
 from benchmarks.conversation import AGENT, MESSAGES, WINDOW, name_of
@@ -106,7 +106,7 @@ class HandwrittenOnServer(ByPsycopg):
             "agent": AGENT,
             "end": end,
             "oldest": end + MESSAGES - MESSAGES * self.window,
-            "bodies": orjson.dumps(bodies).decode(),
+            "bodies": msgspec.json.encode(bodies).decode(),
             "message_id": message_id,
         }
         began = time.perf_counter()
@@ -149,7 +149,7 @@ class HandwrittenOnServer(ByPsycopg):
         numbers = f"FROM generate_series({start}, {stop - 1}) AS n"
         await self.ask(
             f"INSERT INTO sessions SELECT 'other-' || n, '{AGENT}', now() {numbers}",
-            f"INSERT INTO messages SELECT 'other-' || n, 0, '{orjson.dumps(body).decode()}' {numbers}",
+            f"INSERT INTO messages SELECT 'other-' || n, 0, '{msgspec.json.encode(body).decode()}' {numbers}",
         )
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from benchmarks.conversation import AGENT, ANSWER, FOUND, MESSAGES, QUESTION, TOOL, WINDOW, name_of
 from benchmarks.systems.base import System
@@ -57,7 +57,7 @@ class Handwritten(System):
         )
         self._connection.executemany(
             "INSERT INTO messages VALUES (?, ?, ?)",
-            [(name, end + index, orjson.dumps(message).decode()) for index, message in enumerate(messages)],
+            [(name, end + index, msgspec.json.encode(message).decode()) for index, message in enumerate(messages)],
         )
         self._ends[conversation] = end + MESSAGES
         oldest = self._ends[conversation] - MESSAGES * self.window

@@ -259,11 +259,14 @@ which the column refuses, and the transaction with it."""
 
 CLOSE_MARK: Final[tuple[LiteralString, ...]] = (
     "INSERT INTO chatflow_marks (mark_id, number) VALUES (%(mark_id)s, 0) ON CONFLICT DO NOTHING",
-    "SELECT number FROM chatflow_marks WHERE mark_id = %(mark_id)s FOR UPDATE",
-    "UPDATE chatflow_marks SET number = 9223372036854775807 WHERE mark_id = %(mark_id)s",
+    "SELECT mod(number, 4611686018427387904) FROM chatflow_marks WHERE mark_id = %(mark_id)s FOR UPDATE",
+    """
+    UPDATE chatflow_marks SET number = number + 4611686018427387904
+    WHERE mark_id = %(mark_id)s AND number < 4611686018427387904
+    """,
 )
 """Which transaction of a connection was its last one. From then on none of it can commit any more: one that the server
-has not got to yet either has left its number by now, or fails."""
+has not got to yet either has left its number by now, or fails. Its number stays in it, for whoever has to ask again."""
 
 DELETE_MARKS: Final[LiteralString] = "DELETE FROM chatflow_marks WHERE mark_id = ANY(%(mark_ids)s)"
 """The marks of connections that are closed, with all their transactions ended."""

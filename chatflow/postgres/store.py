@@ -198,8 +198,8 @@ class PostgresSessionStore(DatabaseStore[Database]):
         self, turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None, *, durable: bool
     ) -> Lost | None:
         """Insert a line."""
-        operation = partial(turns.write_journal, turn_id, attempt, entry, key, known, self._at())
-        return await self._in_use().write(operation, flushed=durable)
+        at, database = self._at(), self._in_use()
+        return await turns.write_journal(turn_id, attempt, entry, key, known, at, database, flushed=durable)
 
     async def beat_turns(self, held: frozenset[int], watched: frozenset[int], *, everything: bool) -> Beaten:
         """Update the beats, and read others'."""

@@ -308,20 +308,31 @@ WORK_AT_HAND: Final[LiteralString] = """
 """
 """The first piece of work in each line that nobody does, and that nobody else is at."""
 
+LOCK_TURN: Final[LiteralString] = """
+    SELECT CASE WHEN NOT %(flushed)s THEN set_config('synchronous_commit', 'off', true) END
+    FROM chatflow_turns WHERE turn_id = %(turn_id)s
+    FOR NO KEY UPDATE
+"""
+"""A turn's row, for a line of its journal: lines are numbered one after the other, and nobody takes it meanwhile."""
+
 WRITE_JOURNAL: Final[LiteralString] = """
-    INSERT INTO chatflow_journal (turn_id, step, entry_json)
-    SELECT
-        turn_id,
-        (SELECT coalesce(max(step), 0) + 1 FROM chatflow_journal AS noted WHERE noted.turn_id = %(turn_id)s),
-        %(entry_json)s
-    FROM chatflow_turns
-    WHERE turn_id = %(turn_id)s AND state = 'running' AND holder = %(holder)s AND attempt = %(attempt)s
-    RETURNING step
+    WITH noted AS (
+        INSERT INTO chatflow_journal (turn_id, step, entry_json)
+        SELECT
+            turn_id,
+            (SELECT coalesce(max(step), 0) + 1 FROM chatflow_journal AS before WHERE before.turn_id = %(turn_id)s),
+            %(entry_json)s
+        FROM chatflow_turns
+        WHERE turn_id = %(turn_id)s AND state = 'running' AND holder = %(holder)s AND attempt = %(attempt)s
+        RETURNING step
+    ), marked AS (
+        INSERT INTO chatflow_marks AS mark (mark_id, number) SELECT %(mark_id)s, %(mark)s FROM noted
+        ON CONFLICT (mark_id) DO UPDATE SET
+            number = CASE WHEN mark.number < excluded.number THEN excluded.number END, marked_at = now()
+    )
+    SELECT step FROM noted
 """
 """A line of a journal; none where the fence has changed."""
-
-LOCK_TURN: Final[LiteralString] = "SELECT 1 FROM chatflow_turns WHERE turn_id = %(turn_id)s FOR NO KEY UPDATE"
-"""A turn's row: its lines are numbered one after the other, and nobody takes it meanwhile."""
 
 READ_JOURNAL: Final[LiteralString] = """
     SELECT step, entry_json FROM chatflow_journal WHERE turn_id = %(turn_id)s ORDER BY step

@@ -339,13 +339,25 @@ async def is_held(turn_id: int, at: At, database: Database) -> bool:
 
 
 async def write_journal(
-    turn_id: int, attempt: int, entry: Entry, key: Key, known: Snapshot | None, at: At, transaction: Transaction
+    turn_id: int,
+    attempt: int,
+    entry: Entry,
+    key: Key,
+    known: Snapshot | None,
+    at: At,
+    database: Database,
+    *,
+    flushed: bool,
 ) -> Lost | None:
     """Add a line, if the fence holds."""
     fence = {"turn_id": turn_id, "attempt": attempt, "holder": at.holder}
-    await transaction.ask(statements.LOCK_TURN, **fence)
-    written = await transaction.changed_rows(statements.WRITE_JOURNAL, **fence, entry_json=entry_to_json(entry))
-    return None if written else await operations.lost(key, known, transaction)
+    flight = await database.fly_once(
+        Step(statements.LOCK_TURN, {**fence, "flushed": flushed}),
+        Step(statements.WRITE_JOURNAL, {**fence, "entry_json": entry_to_json(entry)}),
+    )
+    if flight is None or flight[1]:
+        return None
+    return await database.read(partial(operations.lost, key, known))
 
 
 async def beat(held: frozenset[int], watched: frozenset[int], everything: bool, at: At, database: Database) -> Beaten:

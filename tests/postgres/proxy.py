@@ -15,7 +15,7 @@ How = Literal["after", "before", "late", "mute"]
 """The bytes reach the server and its answer nobody; they do not reach it; they reach it once the client has looked; as
 the first, and the connection stays."""
 
-COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED")
+COMMITS: Final = (b"COMMIT\0", b"WITH base AS MATERIALIZED", b"WITH noted AS")
 """What a client's bytes hold where they end a transaction: a statement of its own, or a flight that is one."""
 
 _PREPARED: Final = re.compile(rb"P.{4}(_pg3_[0-9]+\0)\s*(?:" + b"|".join(COMMITS) + b")", re.DOTALL)

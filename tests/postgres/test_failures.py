@@ -11,6 +11,7 @@ from psycopg import conninfo
 from chatflow.core.agent import Agent
 from chatflow.core.backend import StoreBackend
 from chatflow.core.messages import Message, Role
+from chatflow.core.tools import tool
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError
 from chatflow.postgres import database
@@ -75,6 +76,19 @@ async def test_cut_while_committing(proxy: Proxy, open_store: OpenStore, how: Ho
     assert await texts(store) == [str(number) for number in range(TIMES)]
 
 
+@pytest.mark.parametrize("times", [2, 3])
+async def test_cut_while_it_is_found_out(proxy: Proxy, open_store: OpenStore, times: int) -> None:
+    """A turn whose connection breaks at the commit, and the next ones when they have looked, is found out as well."""
+    store = open_store(proxy.dsn, default_max_turns=TIMES)
+    session = await store.get_or_create("s", SUPPORT)
+    for number in range(10):
+        async with session.turn():
+            await session.add_message(user(str(number)))
+            proxy.plan = ["after"] * times
+    assert proxy.cut == 10 * times
+    assert await texts(store) == [str(number) for number in range(10)]
+
+
 async def test_commit_that_arrives_late(proxy: Proxy, open_store: OpenStore) -> None:
     """A commit that reaches the server after it was looked for comes to nothing: it was done again meanwhile."""
     store = open_store(proxy.dsn, default_max_turns=TIMES)
@@ -120,6 +134,26 @@ async def test_cut_while_a_message_is_answered(proxy: Proxy, open_store: OpenSto
     again = await runner.run_async("s", "hello", message_id="m")
     assert (again.content, again.duplicate) == ("hi", True)
     assert await texts(store) == ["hello", "hi"]
+
+
+@pytest.mark.parametrize("how", ["after", "before"])
+async def test_cut_while_a_call_is_noted(proxy: Proxy, open_store: OpenStore, how: How) -> None:
+    """A call whose connections break when it, its result and its turn are stored, runs once."""
+    ran: list[str] = []
+
+    @tool
+    async def ring() -> str:
+        """Ring."""
+        ran.append("ring")
+        return "done"
+
+    store = open_store(proxy.dsn)
+    engine = ScriptedEngine([ScriptedEngine.call("ring"), "hi"])
+    runner = Runner(Agent(name="Support", tools=[ring]), store, engine)
+    await store.get_or_create("s", SUPPORT)
+    proxy.plan = [how] * 3
+    assert (await runner.run_async("s", "hello", message_id="m")).content == "hi"
+    assert (proxy.cut, ran) == (3, ["ring"])
 
 
 async def test_accepted_turn_cut_while_committing(proxy: Proxy, open_store: OpenStore) -> None:

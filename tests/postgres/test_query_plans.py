@@ -67,7 +67,7 @@ VALUES: Final[dict[str, Any]] = {
     **dict.fromkeys(("attempt", "attempts", "drop_before", "place"), 1),
     **dict.fromkeys(("system_place", "known_system", "known_place", "drop_from"), -1),
     **dict.fromkeys(("lease_seconds", "expires_after"), 1.0),
-    **dict.fromkeys(("changes_session", "answers", "hands_on"), True),
+    **dict.fromkeys(("changes_session", "answers", "flushed", "hands_on"), True),
     **dict.fromkeys(("accepted", "changes_service", "all"), False),
     **dict.fromkeys(("session_key", "known_key"), 2020),
     **dict.fromkeys(("owner", "after_owner", "last_owner"), "owner 1"),

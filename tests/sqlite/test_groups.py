@@ -329,6 +329,7 @@ async def test_turns_end_before_others_begin(store: SQLiteSessionStore) -> None:
     """A turn's commit does not wait for the places of turns that were asked for before it."""
     sessions = [await store.get_or_create(f"s{number}", SUPPORT) for number in range(3)]
     database, order = database_of(store), list[str]()
+    assert isinstance(database, FileDatabase)
     gate = Gate(database)
 
     async def begin(number: int) -> None:
@@ -340,22 +341,15 @@ async def test_turns_end_before_others_begin(store: SQLiteSessionStore) -> None:
             session.state["x"] = 1
             await gate.close()
             tasks.extend(asyncio.create_task(outside(begin(number))) for number in (1, 2))
-            await _steps()
+            await until(lambda: len(database._waiting) == 2)
         order.append("ended 0")
 
     tasks: list[asyncio.Task[None]] = []
     ending = asyncio.create_task(end())
-    await until(lambda: len(tasks) == 2)
-    await _steps()
+    await until(lambda: len(database._waiting) + len(database._urgent) == 3)
     await gate.open()
     await asyncio.gather(ending, *tasks)
     assert order == ["ended 0", "began 1", "began 2"]
-
-
-async def _steps() -> None:
-    """More than an operation takes to be queued."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def groups(path: Path, database: Database) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,25 @@ SYSTEMS: Final = ("floor-full", "sqlite-file", "floor-postgres", "postgres")
 SMALLEST: Final = ("--rounds", "1", "--seconds", "0.001", "--scale", "0.0001")
 
 
-@pytest.mark.parametrize("theme", THEMES)
+HEAVY_ON_SERVER: Final = ("resources", "server", "together")
+"""Themes that take up to a minute on a server, however little they measure, since they fill it first."""
+
+
+@pytest.mark.parametrize("theme", [theme for theme in THEMES if theme != "server"])
 def test_each_theme_measures_the_floor_and_chatflow(theme: str, tmp_path: Path) -> None:
     """A theme at its smallest has every figure of its tables."""
-    systems = [name for name in SYSTEMS if name in THEMES[theme].systems]
+    _measure(theme, [name for name in SYSTEMS if theme not in HEAVY_ON_SERVER or name not in ON_SERVER], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", HEAVY_ON_SERVER)
+def test_each_theme_measures_a_server(theme: str, tmp_path: Path) -> None:
+    """The themes that take long on a server have every figure of their tables there too."""
+    _measure(theme, SYSTEMS, tmp_path)
+
+
+def _measure(theme: str, names: Sequence[str], tmp_path: Path) -> None:
+    systems = [name for name in names if name in THEMES[theme].systems]
     folder = ["--folder", str(tmp_path), "--output", str(tmp_path / "output"), "--peers", str(tmp_path / "none")]
     on_server = ["--server", server.dsn()] if {*systems} & {*ON_SERVER} else []
     results = main(["--themes", theme, "--systems", *systems, *SMALLEST, *folder, *on_server])

@@ -2,7 +2,8 @@
 
 Several statements go to the server together and are answered together, in one round trip; that is a *flight*. Nothing
 is kept in a session of the server beside an open transaction, so that PgBouncer may stand between in transaction mode:
-no settings but for one transaction, no locks that outlive it, and prepared statements only where nobody stands between.
+no settings but for one transaction, and no locks that outlive it. Where nobody stands between, statements are prepared,
+and a level of isolation that is not PostgreSQL's own is set right.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 import attrs
 import psycopg
 from psycopg import conninfo, errors
+from psycopg.abc import PQGen
 from psycopg.adapt import Buffer, Loader
 from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown, TextBinaryLoader
+from psycopg.waiting import Wait
 
 from chatflow.exceptions import StoreBusyError, StoreError
 
@@ -30,6 +33,9 @@ Error = psycopg.Error
 
 CONNECT_SECONDS: Final = 10
 """How long a server may take to accept a connection, unless the address says so."""
+
+_ISOLATION: Final = "read committed"
+"""A statement sees what was committed before it, not only what was before its transaction, which may have waited."""
 
 _PREPARED_AFTER: Final = 2
 """After how many uses of a statement the server keeps its plan, which takes longer to make than to use."""
@@ -167,10 +173,22 @@ class Connection:
         for kind in ("text", "json"):
             connection.adapters.register_loader(kind, _TextLoader)
         connection.adapters.register_loader("timestamptz", _MomentLoader)
-        cursor = await connection.execute("SELECT pg_backend_pid()")
-        if await cursor.fetchone() == (connection.info.backend_pid,):
-            # A bouncer makes up a number: its clients are not told which server process they get.
+        cursor = await connection.execute("SELECT pg_backend_pid(), current_setting('default_transaction_isolation')")
+        pid, isolation = cast("Row", await cursor.fetchone())
+        # A bouncer makes up a number: its clients are not told which server process they get.
+        is_direct = pid == connection.info.backend_pid
+        if is_direct:
             connection.prepare_threshold = _PREPARED_AFTER
+        if isolation != _ISOLATION and is_direct:
+            await connection.execute(f"SET default_transaction_isolation = '{_ISOLATION}'")
+        elif isolation != _ISOLATION:
+            connection.pgconn.finish()
+            raise StoreError(
+                f"store {address.name!r}: default_transaction_isolation is {isolation} for this user or database, with"
+                f" which one turn would not see what another has done while it waited; through a bouncer it can't be"
+                f" changed from here: ALTER ROLE ... SET default_transaction_isolation = '{_ISOLATION}'",
+                store=address.name,
+            )
         return cls(connection, address.schema)
 
     @property
@@ -201,6 +219,7 @@ class Connection:
         try:
             async with self._connection.pipeline():
                 cursors = [await self._execute(step) for step in steps]
+                await self.send()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -213,10 +232,17 @@ class Connection:
                 await self._execute(Step(begin))
                 result = await body(Transaction(self, self._execute, pipeline))
                 await self._execute(Step("COMMIT"))
+                await self.send()
         except BaseException as error:
             self._give_up(error)
             raise
         return result
+
+    async def send(self) -> None:
+        """Send what is waiting to be sent. The driver waits for answers while some of a large value is left."""
+        pgconn = self._connection.pgconn
+        if pgconn.flush():
+            await self._connection.wait(_sending(pgconn))
 
     def _give_up(self, error: BaseException) -> None:
         # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
@@ -256,6 +282,7 @@ class Transaction:
     async def ask_all(self, *steps: Step) -> list[list[Row]]:
         """What several statements answer, in one round trip."""
         cursors = [await self._execute(step) for step in steps]
+        await self._connection.send()
         # The server knows now that it waits for the client, and does not for long where that is gone unnoticed.
         await self._pipeline.sync()
         return [await _rows_of(cursor) for cursor in cursors]
@@ -277,6 +304,12 @@ class Transaction:
         """What a statement answers that changes something."""
         self.changed = True
         return await self.ask(statement, **values)
+
+
+def _sending(pgconn: psycopg.pq.abc.PGconn) -> PQGen[None]:
+    while pgconn.flush():
+        # Also for something to read, which flush() takes: a server whose answers nobody takes would take no more.
+        yield Wait.RW
 
 
 async def _rows_of(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:

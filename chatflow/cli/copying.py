@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from chatflow.cli.app import Command, Failed, Found, run, with_json
-from chatflow.cli.files import existing
+from chatflow.cli.files import SERVER, existing
 from chatflow.cli.output import Output
 from chatflow.core.envelopes import encode
 from chatflow.exceptions import shorten
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from chatflow.cli.copier import Copied
 
 _FILE: Final = "sqlite:///"
-_SERVER: Final = ("postgresql://", "postgres://")
 
 _SHOWN: Final = 5
 """Differing conversations that an error names."""
@@ -38,14 +37,14 @@ def copy(source: str, target: str, schema: str, is_json: bool) -> None:
     One line for each table: its name, how many rows it has, a checksum over them.
     """
     output, path = Output(is_json=is_json), _path(source)
-    if not target.startswith(_SERVER):
-        raise click.BadParameter(f"{shorten(target)} does not begin with {_SERVER[0]}", param_hint="postgresql://...")
+    if not target.startswith(SERVER):
+        raise click.BadParameter(f"{shorten(target)} does not begin with {SERVER[0]}", param_hint="postgresql://...")
     try:
         from chatflow.cli.copier import open_copier  # noqa: PLC0415  # it loads psycopg, of another extra
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
-        raise Failed('psycopg is missing; what PostgreSQL needs: pip install "psycopg[binary]"') from error
+        raise Failed(str(error)) from error
 
     async def work() -> tuple[str, Copied]:
         async with open_copier(path, target, schema) as copier:

@@ -286,6 +286,7 @@ def test_refused_answer(command: Command) -> None:
         (("--agents", "mine:silent", "--model", "gpt"), "--model and --agents exclude each other"),
         (("--db", "."), "is a folder; name a file in it"),
         (("--db", "nowhere/x/chat.db"), "there is no folder 'nowhere/x'; make it, or name another file with --db"),
+        (("--db", "postgresql://db.example/chat"), "--db names a file, and this is the address of a PostgreSQL"),
         (("--owner", ""), "must not be empty"),
     ],
 )

@@ -69,7 +69,10 @@ def test_no_server(command: Command, db: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("psycopg", 'pip install "psycopg[binary]"'), ("typing_extensions_of_somebody", "ModuleNotFoundError: ")],
+    [
+        ("psycopg", 'chatflow: psycopg is missing; what PostgreSQL needs: pip install "./chatflow[postgres]"'),
+        ("typing_extensions_of_somebody", "ModuleNotFoundError: "),
+    ],
 )
 def test_missing_extra(tmp_path: Path, missing: str, said: str) -> None:
     """Without the driver the command says on one line how to install it."""
@@ -82,3 +85,11 @@ def test_missing_extra(tmp_path: Path, missing: str, said: str) -> None:
     )
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
     assert said in ran.stderr
+
+
+def test_missing_driver(tmp_path: Path) -> None:
+    """Without the driver the store can't be imported, and the error says how to install it."""
+    (tmp_path / "psycopg.py").write_text("raise ModuleNotFoundError(\"No module named 'psycopg'\", name='psycopg')")
+    ran = python("-c", "from chatflow.postgres import PostgresSessionStore", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert ran.returncode == 1
+    assert ran.stderr.endswith('Error: psycopg is missing; what PostgreSQL needs: pip install "./chatflow[postgres]"\n')

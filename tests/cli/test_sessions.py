@@ -436,6 +436,23 @@ def test_folder(command: Command, args: tuple[str, ...], given_as: str) -> None:
     assert (ran.status, ran.err) == (1, f"chatflow: '.' is a folder; name a file in it as {given_as}\n")
 
 
+@pytest.mark.parametrize(
+    ("args", "given_as"),
+    [
+        (("sessions", "list", "--db"), "--db"),
+        (("import", "openai-agents", __file__, "--db"), "--db"),
+        (("upgrade",), "FILE"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_server(command: Command, args: tuple[str, ...], given_as: str, scheme: str) -> None:
+    """A server's address in a file's place is said to be one, without its password, and what looks there."""
+    ran = command(*args, f"{scheme}://chat:secret@db.example/chat")
+    assert (ran.status, len(ran.err.splitlines()), "secret" in ran.err) == (1, 1, False)
+    assert ran.err.startswith(f"chatflow: {given_as} names a file, and this is the address of a PostgreSQL database: ")
+    assert "`PostgresSessionStore(...).check()`" in ran.err
+
+
 def test_old_file(command: Command) -> None:
     """A file that has to be upgraded first is named as it was given, with the command that does it."""
     before = old_file(Path("my chats.db")).read_bytes()

@@ -384,7 +384,7 @@ class StoreBusyError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The file is not a chatflow store that this version can use; it was left untouched.
+    """What is there is no chatflow store that this version can use, or a copy that is not whole; it was left untouched.
 
     Attributes:
         reason: What is wrong with it.

@@ -86,7 +86,7 @@ class Copier:
             _count(part, step)
 
     async def compare(self, step: Step) -> Copied:
-        """Read all of it on both sides."""
+        """Read all of it on both sides. If both are the same, and the file has stayed, stores may use the copy."""
         ours, theirs = Tally(), Tally()
         differing: dict[tuple[str, str], None] = {}
         async for part in self._slices():
@@ -110,11 +110,14 @@ class Copier:
             )
             for table in COLUMNS
         )
+        has_changed = await self._source.read(reading.changes) != self._changes
+        if not differing and not has_changed:
+            await self._copy.end()
         return Copied(
             tables=tuple(tables),
             written=self.written,
             differing=tuple(differing)[:_NAMED],
-            has_changed=await self._source.read(reading.changes) != self._changes,
+            has_changed=has_changed,
         )
 
     async def _slices(self) -> AsyncIterator[Slice]:

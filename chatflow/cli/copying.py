@@ -11,7 +11,7 @@ from chatflow.cli.app import Command, Failed, Found, run, with_json
 from chatflow.cli.files import SERVER, existing
 from chatflow.cli.output import Output
 from chatflow.core.envelopes import encode
-from chatflow.exceptions import shorten
+from chatflow.exceptions import counted, shorten
 
 if TYPE_CHECKING:
     from chatflow.cli.copier import Copied
@@ -32,7 +32,7 @@ def copy(source: str, target: str, schema: str, is_json: bool) -> None:
 
     The schema holds the copy and nothing else. A copy that was ended goes on when it is started again, and a later one
     writes what has changed, until the copy is used. Stop the application before the last one: the status is 1 if the
-    file was changed meanwhile, or if both sides are not the same.
+    file was changed meanwhile, or if both sides are not the same, and no application can use the copy yet.
 
     One line for each table: its name, how many rows it has, a checksum over them.
     """
@@ -54,11 +54,15 @@ def copy(source: str, target: str, schema: str, is_json: bool) -> None:
             with output.progress("comparing", total) as step:
                 return copier.name, await copier.compare(step)
 
-    name, copied = run(work)
+    try:
+        name, copied = run(work)
+    except KeyboardInterrupt:
+        output.note("what was copied stays: started again, the copy goes on")
+        raise
     _print(copied, output)
     if copied.differing:
         raise Failed(_difference(copied, name))
-    output.note(f"{copied.written} conversations written; {name} holds what {source} holds")
+    output.note(f"{counted(copied.written, 'conversation')} written; {name} holds what {source} holds")
     if copied.has_changed:
         output.note("the file was changed meanwhile: stop the application, then do this again", "yellow")
         raise Found
@@ -98,10 +102,12 @@ def _print(copied: Copied, output: Output) -> None:
 def _difference(copied: Copied, name: str) -> str:
     named = ", ".join(_named(*each) for each in copied.differing[:_SHOWN])
     more = len(copied.differing) - _SHOWN
-    others = f" and {more} more" if more > 0 else ""
+    named += f" and {more} more" if more > 0 else ""
+    if copied.has_changed:
+        return f"the file was changed meanwhile, and {named} differ now: stop the application, then do this again"
     return (
-        f"the copy in {name} is not the same as the file: {named}{others} differ; look whether anything else writes"
-        " there, then do this again"
+        f"the copy in {name} is not the same as the file: {named} differ; look whether anything else writes into"
+        " that database, then do this again"
     )
 
 

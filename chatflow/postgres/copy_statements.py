@@ -40,6 +40,9 @@ READ_NOTE: Final[LiteralString] = """
 """
 """The note, and the last version and turn that were given out."""
 
+READ_NOTE_ALONE: Final[LiteralString] = "SELECT value FROM chatflow_meta WHERE key = 'copy'"
+"""The note, for a store that is to use what is here: its user need not be able to read the sequences."""
+
 HOLD_NOTE: Final[LiteralString] = """
     SELECT
         value,

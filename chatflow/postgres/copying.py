@@ -1,7 +1,7 @@
 """Writing a copy of another store, a slice at a time, and comparing with it: keys and numbers are those of the other.
 
 A schema holds one copy and nothing else. Once it is used it is no copy any more, and is not written again. Between two
-slices no lock is held and no connection: a note in the schema says who writes.
+slices no lock is held and no connection: a note in the schema says who writes, and whether the copy is whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, LiteralString
 import attrs
 
 from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice, Source
-from chatflow.exceptions import StoreError, shorten
+from chatflow.exceptions import StoreError, StoreFormatError, shorten
 from chatflow.postgres import copy_statements as statements
 from chatflow.postgres.connection import Step, Transaction, locate, refused_value
 from chatflow.postgres.database import Database, open_database, release_database
@@ -86,7 +86,8 @@ class Copy:
         """Take the schema for a copy of *source*, which has given out *numbers*, or go on with one.
 
         Raises:
-            StoreError: Something else is in it, or the copy was used; it was left untouched.
+            StoreError: Something else is in it, the copy was used, or *source* is as it was before an earlier copy; it
+                was left untouched.
         """
         noted = await self._database.write(partial(self._note, source, numbers))
         # After the note has committed: sequences know no transaction, and one that is above the note was used.
@@ -102,10 +103,12 @@ class Copy:
                 renewed = " as it was before it was made anew" if before.name == source.name else ""
                 raise self._refused(f"holds a copy of {before.name}{renewed}, and this is {source.name}")
             self._refuse_if_used(note, version, turn_id)
+            self._refuse_if_older(note, numbers)
         elif is_filled:
             raise self._refused("holds what no copy has brought there")
         noted = {"version": max(version, numbers.version), "turn_id": max(turn_id, numbers.turn_id)}
-        note = {"source": source.name, "id": source.store_id, "run": self._run, **noted}
+        found = {"session_key": numbers.session_key, "turn_id": numbers.turn_id}
+        note = {"source": source.name, "id": source.store_id, "run": self._run, **noted, "found": found, "whole": False}
         await transaction.change(statements.NOTE_COPY, note=json.dumps(note))
         return noted
 
@@ -124,10 +127,16 @@ class Copy:
         if version > note["version"] or turn_id > note["turn_id"]:
             raise self._refused("was used since it was copied, which another copy would undo")
 
-    def _refuse_if_lost(self, found: list[Row]) -> None:
-        """Refuse to go on where another run has begun, or the copy is in use already."""
+    def _refuse_if_older(self, note: Mapping[str, Any], numbers: Numbers) -> None:
+        """Refuse what has given out less than before. Versions don't tell: they go with their conversations."""
+        found = note.get("found", {})
+        if any(getattr(numbers, name) < number for name, number in found.items()):
+            raise self._refused("holds a copy of this file in a newer state, and what is given now is older")
+
+    def _refuse_if_lost(self, found: list[Row]) -> dict[str, Any]:
+        """Refuse to go on where another run has begun, or the copy is in use already; else what is noted."""
         ((text, version, turn_id),) = found
-        note = json.loads(text)
+        note: dict[str, Any] = json.loads(text)
         if note.get("run") != self._run:
             raise StoreError(
                 f"store {self.name!r}: another copy into it has begun since this one, and goes on; this one has ended:"
@@ -135,6 +144,20 @@ class Copy:
                 store=self.name,
             )
         self._refuse_if_used(note, version, turn_id)
+        return note
+
+    async def end(self) -> None:
+        """Note that both sides are the same: from now on stores may use it.
+
+        Raises:
+            StoreError: As `read`.
+        """
+        await self._database.write(self._note_end)
+
+    async def _note_end(self, transaction: Transaction) -> None:
+        await transaction.ask(statements.LOCK_NOTE)
+        note = self._refuse_if_lost(await transaction.ask(statements.READ_NOTE))
+        await transaction.change(statements.NOTE_COPY, note=json.dumps({**note, "whole": True}))
 
     async def read(self, part: Slice) -> Held:
         """What there is of a slice.
@@ -224,6 +247,24 @@ def _asked(part: Slice, keys: Collection[Any]) -> dict[str, Any]:
         "session_ids": session_ids,
         "message_ids": message_ids,
     }
+
+
+async def take_up(name: str, holder: str, transaction: Transaction) -> None:
+    """Begin to use a schema as *holder*: free what those have in hand who are gone.
+
+    Raises:
+        StoreFormatError: A copy into it has begun, and has not ended with both sides the same.
+    """
+    for (text,) in await transaction.ask(statements.READ_NOTE_ALONE):
+        note: dict[str, Any] = json.loads(text)
+        # Of an older version's copy it is not known.
+        if not note.get("whole", True):
+            reason = (
+                f"the copy of {note['source']} in it is not whole: stop what uses the file, and do `chatflow copy`"
+                " again until its status is 0 (docs/scaling.md says how to use it as it is)"
+            )
+            raise StoreFormatError(store=name, reason=reason)
+    await release_the_gone(holder, transaction)
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 Operation = Callable[[Transaction], Awaitable[_T]]
 
 Settle = Callable[[str, Transaction], Awaitable[None]]
-"""What is done once when a holder opens a database: it frees what those have in hand who are known to be gone."""
+"""What is done once when a holder opens a database: it may refuse, and frees what those have in hand who are gone."""
 
 BUSY_SECONDS: Final = 10.0
 """How long an operation waits for a connection, or for a server that does not take it."""

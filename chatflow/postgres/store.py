@@ -42,6 +42,7 @@ from chatflow.exceptions import StoreError
 from chatflow.postgres import erasing, exporting, operations, statements, turns
 from chatflow.postgres.commit import WriteCommit
 from chatflow.postgres.connection import locate
+from chatflow.postgres.copying import take_up
 from chatflow.postgres.database import Database, open_database, release_database
 from chatflow.postgres.examination import Progress, examine_next
 from chatflow.postgres.mending import mend_next
@@ -89,7 +90,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
         return self._address.name
 
     def _open(self) -> Database:
-        return open_database(self._address, self._max_connections, turns.release_the_gone)
+        return open_database(self._address, self._max_connections, partial(take_up, self._address.name))
 
     def _release(self, database: Database) -> bool:
         return release_database(database)

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from chatflow.core.owners import ALL
 from chatflow.core.records import PendingTurn
 from chatflow.core.tools import tool
 from chatflow.engines.scripted import ScriptedEngine
+from chatflow.exceptions import StoreFormatError
 from chatflow.postgres.copying import Copy as PostgresCopy
 from chatflow.postgres.store import PostgresSessionStore
 from chatflow.runner import Runner
@@ -135,6 +136,16 @@ def holds_the_same(path: Path, schema: str) -> bool:
     return bool(here == there)
 
 
+@contextmanager
+def as_it_is(schema: str) -> Iterator[None]:
+    """The copy without its note, which is put back: a store may use it, be it whole or not."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        delete = f"DELETE FROM \"{schema}\".chatflow_meta WHERE key = 'copy' RETURNING value"
+        [(note,)] = connection.execute(delete.encode()).fetchall()
+        yield
+        connection.execute(f"INSERT INTO \"{schema}\".chatflow_meta VALUES ('copy', %s)".encode(), (note,))
+
+
 def test_copy(copy: Copy, path: Path, schema: str) -> None:
     """All that a file holds is in the copy, which is said with its numbers, and the file stays as it was."""
     before = path.read_bytes()
@@ -238,7 +249,8 @@ def test_version_of_a_deleted_one(copy: Copy, path: Path, schema: str, monkeypat
         await session.add_message(Message(Role.USER, "more"))
 
     fill(path, change)
-    assert (copy().status, holds_the_same(path, schema)) == (0, True)
+    assert copy().err.startswith("1 conversation written; ")
+    assert holds_the_same(path, schema)
 
 
 def test_emptied(copy: Copy, path: Path, schema: str) -> None:
@@ -263,7 +275,8 @@ def test_beside_an_application(copy: Copy, path: Path, schema: str) -> None:
 
     with holding_a_turn(path):
         copy()
-        copied = with_copy(schema, pending)
+        with as_it_is(schema):
+            copied = with_copy(schema, pending)
         assert copied[-1] == ("conversation-7", "wamid.2", "accepted")
         assert with_store(SQLiteSessionStore(path), pending) == [*copied, ("conversation-7", None, "running")]
 
@@ -320,6 +333,40 @@ def test_killed(copy: Copy, path: Path, schema: str, point: str, left: int) -> N
     assert holds_the_same(path, schema)
 
 
+def test_interrupted(copy: Copy, path: Path, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C no store uses what is there, and the copy goes on when it is started again, as it says."""
+    monkeypatch.setattr("chatflow.sqlite.copying._CONVERSATIONS", 3)
+    write = PostgresCopy.write
+
+    async def write_until_interrupted(*args: Any) -> None:
+        await write(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(PostgresCopy, "write", write_until_interrupted)
+    # Of a process that was started in the background it may be ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ran = copy()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ran.status, ran.err.split("\n")[0]) == (130, "what was copied stays: started again, the copy goes on")
+    with pytest.raises(StoreFormatError) as refused:
+        with_copy(schema, all_of)
+    assert f"the copy of {os.uname().nodename}:{path} in it is not whole: stop what uses the file" in str(refused.value)
+    monkeypatch.undo()
+    assert copy().err.startswith("5 conversations written")
+    assert holds_the_same(path, schema)
+
+
+def test_note_of_0_1_0(copy: Copy, connection: psycopg.Connection[Any], path: Path, schema: str) -> None:
+    """What 0.1.0 has copied can be used, and copied again."""
+    copy()
+    shortened = "(value::jsonb - 'whole' - 'found')::text"
+    connection.execute(f"UPDATE \"{schema}\".chatflow_meta SET value = {shortened} WHERE key = 'copy'".encode())
+    assert holds_the_same(path, schema)
+    assert copy().status == 0
+
+
 # --- two at once ---
 
 HELD_BACK: Final = """
@@ -369,7 +416,7 @@ def copying(path: Path, schema: str, point: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("point", "said"),
     [
-        ("_note 1 before", "the file was changed meanwhile"),  # it has not begun, and is the last to do so
+        ("_note 1 before", "holds a copy of this file in a newer state"),  # it has looked, and has not begun
         ("_raise_numbers 1 before", "another copy into it has begun since this one"),
         ("begin 1 after", "another copy into it has begun since this one"),
         ("write 1 before", "another copy into it has begun since this one"),  # what it has read is older by now
@@ -428,7 +475,8 @@ def test_used_meanwhile(copy: Copy, path: Path, schema: str, monkeypatch: pytest
     monkeypatch.setattr(owner, name, after_a_use)
     ran = copy()
     assert (ran.status, "was used since it was copied" in ran.err) == (1, True)
-    found = with_copy(schema, lambda store: store.messages("new"))
+    with as_it_is(schema):
+        found = with_copy(schema, lambda store: store.messages("new"))
     assert [message.text for message in found.items] == ["mine"]
 
 
@@ -506,25 +554,37 @@ def test_added(copy: Copy, connection: psycopg.Connection[Any], path: Path, sche
     assert holds_the_same(path, schema)
 
 
-def test_changed_meanwhile(copy: Copy, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is changed while it is copied is said to have been, with a status."""
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        (True, "the file was changed meanwhile: stop the application, then do this again"),
+        (
+            False,
+            "what is of no session, what is of no session of owner 'ann' differ now: stop the application, then do",
+        ),
+    ],
+)
+def test_changed_meanwhile(
+    copy: Copy, path: Path, schema: str, monkeypatch: pytest.MonkeyPatch, writes: bool, said: str
+) -> None:
+    """A file that is changed while it is copied is said to have been, with a status, and no store uses the copy."""
     compare = Copier.compare
 
     async def compare_after_a_commit(self: Copier, step: Callable[[], None]) -> Copied:
         # Past every store, since one process knows a file by one name.
         change = "UPDATE chatflow_processed_messages SET digest = 'meanwhile' WHERE session_id = ''"
         await anyio.to_thread.run_sync(damage, path, change)
-        await self.write(step)
+        if writes:
+            await self.write(step)
         return await compare(self, step)
 
     monkeypatch.setattr(Copier, "compare", compare_after_a_commit)
     ran = copy()
-    assert (ran.status, ran.err.splitlines()[1]) == (
-        1,
-        "the file was changed meanwhile: stop the application, then do this again",
-    )
+    assert (ran.status, "the file was changed meanwhile" in ran.err, said in ran.err) == (1, True, True)
+    with pytest.raises(StoreFormatError, match="is not whole"):
+        with_copy(schema, all_of)
     monkeypatch.undo()
-    assert copy().status == 0
+    assert (copy().status, holds_the_same(path, schema)) == (0, True)
 
 
 def test_many_differ(copy: Copy, connection: psycopg.Connection[Any], path: Path, schema: str) -> None:
@@ -594,6 +654,28 @@ def test_another_file(copy: Copy, path: Path, tmp_path: Path, schema: str) -> No
     "use",
     [
         lambda store: store.get_or_create("new", SUPPORT),
+        lambda store: Runner(SUPPORT, store).run_async("answered", "since then"),
+    ],
+    ids=["conversation", "turn"],
+)
+def test_older_backup(
+    copy: Copy, path: Path, tmp_path: Path, schema: str, use: Callable[[SQLiteSessionStore], Awaitable[Any]]
+) -> None:
+    """A copy is not overwritten with an older state of its file."""
+    older = tmp_path / "older.db"
+    with closing(sqlite3.connect(path)) as file, closing(sqlite3.connect(older)) as backup:
+        file.backup(backup)
+    fill(path, use)
+    copy()
+    ran = copy(source=older)
+    assert (ran.status, "in a newer state, and what is given now is older; it was left" in ran.err) == (1, True)
+    assert holds_the_same(path, schema)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.get_or_create("new", SUPPORT),
         lambda store: Runner(SUPPORT, store).accept("answered", "since then", message_id="new"),
         lambda store: store.delete("limited"),
         lambda store: store.mark_message_processed("since then"),
@@ -654,7 +736,8 @@ def test_what_has_no_place(
     assert (ran.status, len(ran.err.splitlines())) == (1, 1)
     assert "chatflow: session 'limited' can't be kept by PostgreSQL: " in ran.err
     assert reason in ran.err
-    assert with_copy(schema, all_of)[1] == [("", "answered")]
+    with as_it_is(schema):
+        assert with_copy(schema, all_of)[1] == [("", "answered")]
 
 
 def test_only_beside_others(copy: Copy, connection: psycopg.Connection[Any], path: Path, schema: str) -> None:

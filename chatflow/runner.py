@@ -505,7 +505,9 @@ class Runner:
         ``await on_response(turn, response)`` is called for each accepted turn that was answered, in the order of the
         answers within a conversation, at least once: if it raises, or its process is killed before it returns, it is
         called again. A conversation's next turn may run meanwhile. Without *on_response* turns are done, and answers
-        are left to workers that have one. *turn* holds the message's id, text and metadata as they were accepted.
+        are left to workers that have one: the first of them is given all that wait, which may be as old as the
+        store's *dedup_ttl_hours*, after which they are forgotten. *turn* holds the message's id, text and metadata as
+        they were accepted.
 
         At the end no more is taken; what is under way may end within *grace* seconds, is then cancelled, and waits for
         the next one who works.

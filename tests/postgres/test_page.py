@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from chatflow.core.agent import Agent
 from chatflow.postgres.connection import locate
@@ -30,6 +34,25 @@ async def test_sample(tmp_path: Path) -> None:
     async with namespace["store"] as store:
         session = await store.get_or_create("s", Agent("Support"))
         assert (session.max_turns, await store.check()) == (30, ())
+
+
+def test_user_and_database() -> None:
+    """The user and the database that the page makes are all that a store needs."""
+    (statements,) = texts_of(PAGE, "sql")
+    name = f"chatflow_page_{os.getpid()}"
+
+    async def use(dsn: str) -> None:
+        async with PostgresSessionStore(dsn) as store:
+            await store.get_or_create("s", Agent("Support"))
+            assert await store.check() == ()
+
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        for statement in re.sub(r"\bchat\b", name, statements).split(";")[:-1]:
+            connection.execute(statement.encode())
+        dsn = make_conninfo(server.dsn(), user=name, password="change me", dbname=name)  # that of the page
+        anyio.run(use, dsn)
+        connection.execute(f"DROP DATABASE {name}".encode())
+        connection.execute(f"DROP ROLE {name}".encode())
 
 
 async def test_hosts() -> None:

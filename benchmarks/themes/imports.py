@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -48,7 +49,13 @@ class Imports(Theme):
         """In a process of its own."""
         program = _PROGRAM.format(module=stage.entry.imports)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            sys.executable,
+            "-c",
+            program,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Where byte code may not be written, a package that no pip has installed would be compiled each time.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         )
         output, _ = await process.communicate()
         seconds, modules, litellm, pydantic = json.loads(output.splitlines()[-1])

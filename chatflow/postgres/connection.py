@@ -11,7 +11,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, LiteralString, TypeVar, cast
 
@@ -104,6 +105,11 @@ def _places(parts: Mapping[str, Any]) -> str:
 _WRITTEN: Final = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
 _READ: Final = {"\1\1": "\0", "\1\2": "\1"}
 _ESCAPED: Final = re.compile("\1[\1\2]")
+
+
+def stored_size(text: str) -> int:
+    """How many bytes the server keeps of it, uncompressed."""
+    return len(text.translate(_WRITTEN).encode(errors="surrogatepass"))
 
 
 class _TextDumper(StrDumperUnknown):
@@ -215,11 +221,13 @@ class Connection:
     async def fly(self, *steps: Step) -> list[list[Row]]:
         """Send *steps* together, as one transaction, and return what each answers."""
         if len(steps) == 1:
-            return [await _rows_of(await self._execute(steps[0]))]
+            with self._closed_if_left():
+                return [await _rows_of(await self._execute(steps[0]))]
         try:
             async with self._connection.pipeline():
-                cursors = [await self._execute(step) for step in steps]
-                await self.send()
+                with self._closed_if_left():
+                    cursors = [await self._execute(step) for step in steps]
+                    await self.send()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -229,10 +237,11 @@ class Connection:
         """Run *body* in a transaction: what it sends flies together, up to where it looks at an answer."""
         try:
             async with self._connection.pipeline() as pipeline:
-                await self._execute(Step(begin))
-                result = await body(Transaction(self, self._execute, pipeline))
-                await self._execute(Step("COMMIT"))
-                await self.send()
+                with self._closed_if_left():
+                    await self._execute(Step(begin))
+                    result = await body(Transaction(self, self._execute, pipeline))
+                    await self._execute(Step("COMMIT"))
+                    await self.send()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -243,6 +252,18 @@ class Connection:
         pgconn = self._connection.pgconn
         if pgconn.flush():
             await self._connection.wait(_sending(pgconn))
+
+    @contextmanager
+    def _closed_if_left(self) -> Generator[None]:
+        """Let go of it where its coroutine is thrown away, as that of a closed event loop is.
+
+        Such a one may not wait any more, and the end of a pipeline would, for the answers.
+        """
+        try:
+            yield
+        except GeneratorExit:
+            self.close()
+            raise
 
     def _give_up(self, error: BaseException) -> None:
         # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
@@ -356,6 +377,11 @@ def is_worth_another_try(error: psycopg.Error) -> bool:
 def is_undefined(error: BaseException | None) -> bool:
     """Whether a table or a schema that a statement names is not there."""
     return isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName)
+
+
+def is_too_long(error: BaseException | None) -> bool:
+    """Whether an index has no room for a value."""
+    return isinstance(error, errors.ProgramLimitExceeded)
 
 
 def refused_value(error: BaseException | None) -> str | None:

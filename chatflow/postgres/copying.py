@@ -18,7 +18,7 @@ import attrs
 from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice, Source
 from chatflow.exceptions import StoreError, StoreFormatError, shorten
 from chatflow.postgres import copy_statements as statements
-from chatflow.postgres.connection import Step, Transaction, locate, refused_value
+from chatflow.postgres.connection import Step, Transaction, is_too_long, locate, refused_value
 from chatflow.postgres.database import Database, open_database, release_database
 from chatflow.postgres.turns import release, release_the_gone
 
@@ -207,9 +207,13 @@ class Copy:
                 return
             (item,) = (part.items[key] for key in changed)
             whose = f" of owner {shorten(item.owner)}" if item.owner else ""
+            told = (
+                "an id, the owner or a name is too long for an index; delete it from the file, or stay with the file"
+                if is_too_long(error.__cause__)
+                else "`chatflow check` says whether it is damaged, and `chatflow repair` mends what is"
+            )
             raise StoreError(
-                f"session {shorten(item.session_id)}{whose} can't be kept by PostgreSQL: {reason};"
-                " `chatflow check` says whether it is damaged, and `chatflow repair` mends what is",
+                f"session {shorten(item.session_id)}{whose} can't be kept by PostgreSQL: {reason}; {told}",
                 store=self.name,
             ) from error
 

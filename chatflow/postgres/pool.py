@@ -39,24 +39,30 @@ class Pool:
         # Entered again by a store that the garbage collector finds in the middle of it.
         self._lock = threading.RLock()
         self._idle: list[Slot] = [Slot() for _ in range(limit)]
+        self._taken: dict[Slot, asyncio.AbstractEventLoop] = {}
         self._waiters: deque[_Waiter] = deque()
         self._closed = False
 
     async def take(self, seconds: float) -> Slot | None:
         """A slot, once one is free; None if none was for so long. Who asks first gets the first."""
+        loop = asyncio.get_running_loop()
         with self._lock:
-            if self._idle and not self._waiters:
-                return self._idle.pop()
-            waiter = _Waiter(asyncio.get_running_loop(), anyio.Event())
+            if not self._idle:
+                self._take_back()
+            if self._idle:
+                slot = self._idle.pop()
+                self._taken[slot] = loop
+                return slot
+            waiter = _Waiter(loop, anyio.Event())
             self._waiters.append(waiter)
         # Whoever gives it a slot wakes it, or the time that it waits at most.
         timer = waiter.loop.call_later(seconds, waiter.event.set)
         try:
             await waiter.event.wait()
         except BaseException:
-            slot = self._leave(waiter)
-            if slot is not None:
-                self.give(slot)
+            given = self._leave(waiter)
+            if given is not None:
+                self.give(given)
             raise
         finally:
             timer.cancel()
@@ -67,6 +73,16 @@ class Pool:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             return waiter.slot
+
+    def _take_back(self) -> None:
+        # What ran in an event loop that was closed never goes on, and may never be thrown away either: anyio keeps the
+        # tasks that are in one of its scopes.
+        for slot, loop in tuple(self._taken.items()):
+            if loop.is_closed():
+                del self._taken[slot]
+                if slot.connection is not None:
+                    slot.connection.close()
+                self._pass_on(Slot())
 
     async def drain(self, seconds: float) -> None:
         """Return once nobody has a connection any more, or after *seconds*."""
@@ -87,18 +103,23 @@ class Pool:
             connection.close()
             slot.connection = None
         with self._lock:
-            while self._waiters:
-                waiter = self._waiters.popleft()
-                waiter.slot = slot
-                try:
-                    waiter.loop.call_soon_threadsafe(waiter.event.set)
-                except RuntimeError:
-                    # Its loop is closed, and nobody waits there any more.
-                    waiter.slot = None
-                    continue
-                return
-            # One that is connected is taken before one that is not.
-            self._idle.insert(len(self._idle) if slot.connection is not None else 0, slot)
+            # Unless it was taken back.
+            if self._taken.pop(slot, None) is not None:
+                self._pass_on(slot)
+
+    def _pass_on(self, slot: Slot) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            try:
+                waiter.loop.call_soon_threadsafe(waiter.event.set)
+            except RuntimeError:
+                # Its loop is closed, and nobody waits there any more.
+                continue
+            waiter.slot = slot
+            self._taken[slot] = waiter.loop
+            return
+        # One that is connected is taken before one that is not.
+        self._idle.insert(len(self._idle) if slot.connection is not None else 0, slot)
 
     def close(self) -> None:
         """Close all connections; those in use when they are given back."""

@@ -47,6 +47,7 @@ from chatflow.postgres.database import Database, open_database, release_database
 from chatflow.postgres.examination import Progress, examine_next
 from chatflow.postgres.mending import mend_next
 from chatflow.postgres.retention import PurgeProgress, purge_sessions
+from chatflow.postgres.room import refuse_long, refuse_long_ticket
 from chatflow.postgres.turns import At
 
 _LAST_VERSION: Final = 2**63 - 1
@@ -59,6 +60,9 @@ class PostgresSessionStore(DatabaseStore[Database]):
     stand in *schema*, both are made with the first operation. At most *max_connections* connections are open, shared by
     all stores of this process with the same address, and none is in use while a model or a tool runs. PgBouncer may
     stand between, also in transaction mode.
+
+    An owner, a session id, a message id or an agent's name that the server's indexes have no room for is an
+    `UnstorableValueError`, before a turn begins.
 
     Raises:
         ValueError: *default_max_turns* or *max_connections* below 1, *dedup_ttl_hours* not above 0, a *dsn* that can't
@@ -126,6 +130,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
 
     async def create_session(self, key: Key, new: NewSession) -> Snapshot:
         """Insert, or merge the metadata."""
+        await refuse_long(self._in_use(), key)
         return await self._in_use().write(partial(operations.create, key, new, self.clock()))
 
     async def delete_session(self, key: Key) -> tuple[int, ...] | None:
@@ -155,6 +160,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
     async def queue_turn(self, ticket: Ticket) -> Place | Answered | InProgress | Dead | Cycle | Lost:
         """Insert the row where nothing is before it; else look, insert or take, and start what may run."""
         database = self._in_use()
+        await refuse_long_ticket(database, ticket)
         async with database.gates.through(ticket.key):
             return await turns.queue(ticket, self._at(), database)
 
@@ -172,6 +178,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
     async def accept_turn(self, ticket: Ticket) -> Accepted | Answered | Dead:
         """Store the work."""
         database = self._in_use()
+        await refuse_long_ticket(database, ticket)
         async with database.gates.through(ticket.key):
             return await database.write(partial(turns.accept, ticket, self._at()))
 
@@ -238,6 +245,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
 
     async def mark_processed(self, scope: Key, message_id: str) -> bool:
         """Claim the id."""
+        await refuse_long(self._in_use(), scope, message_id)
         operation = partial(operations.mark, scope, message_id, self.clock(), self._expired_before())
         return await self._in_use().write(operation)
 

@@ -720,7 +720,7 @@ def test_used_by_a_worker(copy: Copy, path: Path, schema: str) -> None:
     [
         ("UPDATE chatflow_messages SET message_json = 'not json' WHERE session_key = 2", "invalid input syntax"),
         ("UPDATE chatflow_turns SET digest = NULL, session_key = 2 WHERE session_key = 3", "violates check constraint"),
-        ("UPDATE chatflow_sessions SET service_key = :long WHERE session_key = 2", "index row"),
+        ("UPDATE chatflow_sessions SET service_key = :long WHERE session_key = 2", "too long for an index"),
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import gc
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -15,6 +19,7 @@ from chatflow.core.tools import tool
 from chatflow.engines.scripted import ScriptedEngine
 from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError
 from chatflow.postgres import database
+from chatflow.postgres.store import PostgresSessionStore
 from chatflow.runner import Runner
 from chatflow.testing.conformance.conversation import PausingEngine, until
 from tests.postgres import server
@@ -344,3 +349,65 @@ async def test_no_answer_to_a_commit(proxy: Proxy, open_store: OpenStore, monkey
     assert await store.mark_message_processed("m") is True
     assert proxy.cut == 2
     assert await texts(store) == ["hello"]
+
+
+# --- event loops that are closed ---
+
+
+def cut(operation: Callable[[], Coroutine[Any, Any, Any]], times: int) -> bool:
+    """Close the event loop of *operation* once its tasks have waited so many times; whether it had ended by then.
+
+    What was cut off is thrown away while another loop runs.
+    """
+    loop = asyncio.new_event_loop()
+    waits = 0
+
+    @types.coroutine
+    def counted(coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, None, Any]:
+        nonlocal waits
+        while True:
+            try:
+                waited = coroutine.send(None)
+            except StopIteration as ended:
+                return ended.value
+            waits += 1
+            if waits == times:
+                loop.stop()
+            yield waited
+
+    async def whole(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await counted(coroutine)
+
+    async def throw_away() -> None:
+        tasks.clear()
+        gc.collect()
+
+    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(whole(coroutine), loop=loop))
+    tasks = [loop.create_task(operation())]
+    tasks[0].add_done_callback(lambda _: loop.stop())
+    loop.run_forever()
+    has_ended = tasks[0].done()
+    loop.close()
+    asyncio.run(throw_away())
+    return has_ended
+
+
+# The scopes that are thrown away find themselves in another task.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_event_loop_that_is_closed(connection: psycopg.Connection[Any], schema: str, *, is_prepared: bool) -> None:
+    """Wherever an event loop is closed in the middle of an operation, its connection is free again, and works."""
+    times, has_ended = 0, False
+    while not has_ended:
+        times += 1
+        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+        store = PostgresSessionStore(server.dsn(), schema=schema, max_connections=1)
+        if is_prepared:
+            asyncio.run(store.mark_message_processed("before"))
+        has_ended = cut(partial(store.mark_message_processed, "m"), times)
+        asyncio.run(store.mark_message_processed("m"))
+        assert len(store._database._pool._idle) == 1
+        assert asyncio.run(store.is_message_processed("m"))
+        asyncio.run(store.aclose())
+    assert times > 1

@@ -55,7 +55,8 @@ def test_loop_that_is_gone() -> None:
     async def take(seconds: float) -> None:
         slots.append(await pool.take(seconds))
 
-    asyncio.run(take(0))
+    there = asyncio.new_event_loop()
+    there.run_until_complete(take(0))
     gone = asyncio.new_event_loop()
     waiting = gone.create_task(take(10))
     gone.run_until_complete(asyncio.sleep(0))
@@ -65,8 +66,24 @@ def test_loop_that_is_gone() -> None:
     mine = slots[0]
     assert mine is not None
     pool.give(mine)
-    asyncio.run(take(0))
+    there.run_until_complete(take(0))
+    there.close()
     assert slots[1] is mine
+
+
+def test_taken_in_a_loop_that_is_gone() -> None:
+    """A slot that was taken in an event loop that is closed is free for others, and no second one if it comes back."""
+    pool = Pool(1)
+    before = asyncio.run(pool.take(0))
+    assert before is not None
+    after = asyncio.run(pool.take(0))
+    assert after is not None
+    assert after is not before
+    pool.give(before)
+    there = asyncio.new_event_loop()
+    assert there.run_until_complete(pool.take(0)) is not None
+    assert there.run_until_complete(pool.take(0)) is None
+    there.close()
 
 
 async def test_gate_is_left_by_whoever_is_cancelled() -> None:

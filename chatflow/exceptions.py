@@ -368,19 +368,23 @@ class StoreClosedError(StoreError):
 
 
 class StoreBusyError(StoreError):
-    """Another program held the storage for longer than the store waits; nothing was written.
+    """The storage had no place or no time for the store, for longer than it waits; nothing was written.
 
     Attributes:
         waited_seconds: How long the store waited.
+        reason: What stood in the way, and what to do.
     """
 
-    def __init__(self, *, store: str, waited_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: str,
+        waited_seconds: float,
+        reason: str = "another writer held it; find what holds it, then try again",
+    ) -> None:
         self.waited_seconds = waited_seconds
-        super().__init__(
-            f"store {shorten(store)} was held by another writer for {waited_seconds:g} s; find what holds it, then"
-            " try again",
-            store=store,
-        )
+        self.reason = reason
+        super().__init__(f"store {shorten(store)} was busy for {waited_seconds:g} s: {reason}", store=store)
 
 
 class StoreFormatError(StoreError):

@@ -426,7 +426,8 @@ class Turn:
         assert self._beats is not None
         self.lose(self._beats.silent_seconds)
         return SessionConflictError(
-            session_id=self.session.session_id, reason="this turn was no longer the running one"
+            session_id=self.session.session_id,
+            reason="this turn was no longer the running one: it was taken over, or the database crashed and lost it",
         )
 
     async def note(self, entry: Entry, *, durable: bool) -> None:

@@ -3,7 +3,7 @@
 Several statements go to the server together and are answered together, in one round trip; that is a *flight*. Nothing
 is kept in a session of the server beside an open transaction, so that PgBouncer may stand between in transaction mode:
 no settings but for one transaction, and no locks that outlive it. Where nobody stands between, statements are prepared,
-and a level of isolation that is not PostgreSQL's own is set right.
+locks are waited for for a limited time, and a level of isolation that is not PostgreSQL's own is set right.
 """
 
 from __future__ import annotations
@@ -18,25 +18,43 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 
 import attrs
 import psycopg
-from psycopg import conninfo, errors
+from psycopg import conninfo
 from psycopg.abc import PQGen
 from psycopg.adapt import Buffer, Loader
 from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown, TextBinaryLoader
 from psycopg.waiting import Wait
 
-from chatflow.exceptions import StoreBusyError, StoreError
+from chatflow.exceptions import StoreError
 
 _T = TypeVar("_T")
 
 Row = tuple[Any, ...]
 Error = psycopg.Error
+OperationalError = psycopg.OperationalError
 
 CONNECT_SECONDS: Final = 10
 """How long a server may take to accept a connection, unless the address says so."""
 
 _ISOLATION: Final = "read committed"
 """A statement sees what was committed before it, not only what was before its transaction, which may have waited."""
+
+LOCK_SECONDS: Final = 10.0
+"""How long a statement waits for a lock, unless the server's settings, the user's or the address say so."""
+
+_FIND_OUT: Final[LiteralString] = """
+    SELECT pg_backend_pid() = %(pid)s, current_setting('default_transaction_isolation'), CASE
+        WHEN pg_backend_pid() = %(pid)s AND current_setting('lock_timeout') = '0'
+        THEN set_config('lock_timeout', %(wait)s, false)
+    END
+"""
+"""Whether the connection leads to one process of the server, which then waits no longer than that for a lock, and how
+transactions are kept apart where nothing else is said."""
+
+_WAITING: Final[LiteralString] = """
+    SELECT set_config('lock_timeout', %(wait)s, true) WHERE current_setting('lock_timeout') = '0'
+"""
+"""The same for one transaction."""
 
 _PREPARED_AFTER: Final = 2
 """After how many uses of a statement the server keeps its plan, which takes longer to make than to use."""
@@ -80,14 +98,23 @@ def locate(dsn: object, schema: object) -> Address:
         raise ValueError(f"schema must be of small letters, digits and underscores, at most 63, not {schema!r}")
     try:
         parts = conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error:
+    except psycopg.Error as error:
         # Neither the text nor the driver's word for what is wrong with it: both may hold the password.
-        raise ValueError("dsn must be like 'postgresql://user@host/database'; what was given can't be read") from None
+        unknown = _unknown_part(dsn, str(error))
+        wrong = "what was given can't be read" if unknown is None else f"it has no parameter {unknown!r}"
+        raise ValueError(f"dsn must be like 'postgresql://user@host/database'; {wrong}") from None
     user = f"{parts['user']}@" if parts.get("user") else ""
     name = f"postgresql://{user}{_places(parts)}/{parts.get('dbname') or ''}"
     # A host that is switched off does not even refuse: of several, each one before the right one costs so long.
     patient = conninfo.make_conninfo(dsn, connect_timeout=parts.get("connect_timeout", CONNECT_SECONDS))
     return Address(patient, schema, name if schema == "chatflow" else f"{name}#{schema}")
+
+
+def _unknown_part(dsn: str, said: str) -> str | None:
+    """The name of a parameter that there is not, unless it might be of a password that was not quoted."""
+    found = re.search(r'invalid (?:URI query parameter|connection option)\W+"([a-z_]+)"', said)
+    query = dsn.partition("?")[2] if "://" in dsn else dsn
+    return None if found is None or "@" in query or "password" in query else found[1]
 
 
 def _places(parts: Mapping[str, Any]) -> str:
@@ -156,9 +183,10 @@ def _placed(statement: LiteralString, schema: str) -> bytes:
 class Connection:
     """One connection. *mark_id* and *marks* name its last transaction: what it leaves behind tells whether it holds."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Row], schema: str) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Row], schema: str, *, is_shared: bool) -> None:
         self._connection = connection
         self._schema = schema
+        self._is_shared = is_shared
         self.mark_id = uuid.uuid4().hex
         self.marks = 0
         self.is_spoilt = False
@@ -179,10 +207,9 @@ class Connection:
         for kind in ("text", "json"):
             connection.adapters.register_loader(kind, _TextLoader)
         connection.adapters.register_loader("timestamptz", _MomentLoader)
-        cursor = await connection.execute("SELECT pg_backend_pid(), current_setting('default_transaction_isolation')")
-        pid, isolation = cast("Row", await cursor.fetchone())
         # A bouncer makes up a number: its clients are not told which server process they get.
-        is_direct = pid == connection.info.backend_pid
+        asked = {"pid": connection.info.backend_pid, "wait": _waiting_time()}
+        ((is_direct, isolation, _),) = await (await connection.execute(_FIND_OUT, asked)).fetchall()
         if is_direct:
             connection.prepare_threshold = _PREPARED_AFTER
         if isolation != _ISOLATION and is_direct:
@@ -195,7 +222,7 @@ class Connection:
                 f" changed from here: ALTER ROLE ... SET default_transaction_isolation = '{_ISOLATION}'",
                 store=address.name,
             )
-        return cls(connection, address.schema)
+        return cls(connection, address.schema, is_shared=not is_direct)
 
     @property
     def is_usable(self) -> bool:
@@ -221,31 +248,52 @@ class Connection:
     async def fly(self, *steps: Step) -> list[list[Row]]:
         """Send *steps* together, as one transaction, and return what each answers."""
         if len(steps) == 1:
+            # Not in a pipeline, in which the server does not vacuum.
             with self._closed_if_left():
                 return [await _rows_of(await self._execute(steps[0]))]
-        try:
-            async with self._connection.pipeline():
-                with self._closed_if_left():
-                    cursors = [await self._execute(step) for step in steps]
-                    await self.send()
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        return [await _rows_of(cursor) for cursor in cursors]
+
+        async def put(_: psycopg.AsyncPipeline) -> list[psycopg.AsyncCursor[Row]]:
+            await self._limit_waiting()
+            cursors = [await self._execute(step) for step in steps]
+            await self.send()
+            return cursors
+
+        return [await _rows_of(cursor) for cursor in await self._together(put)]
 
     async def transact(self, begin: LiteralString, body: Callable[[Transaction], Awaitable[_T]]) -> _T:
         """Run *body* in a transaction: what it sends flies together, up to where it looks at an answer."""
+
+        async def put(pipeline: psycopg.AsyncPipeline) -> _T:
+            await self._execute(Step(begin))
+            await self._limit_waiting()
+            result = await body(Transaction(self, self._execute, pipeline))
+            await self._execute(Step("COMMIT"))
+            await self.send()
+            return result
+
+        return await self._together(put)
+
+    async def _together(self, put: Callable[[psycopg.AsyncPipeline], Awaitable[_T]]) -> _T:
+        failure: BaseException | None = None
         try:
             async with self._connection.pipeline() as pipeline:
-                with self._closed_if_left():
-                    await self._execute(Step(begin))
-                    result = await body(Transaction(self, self._execute, pipeline))
-                    await self._execute(Step("COMMIT"))
-                    await self.send()
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        return result
+                try:
+                    return await put(pipeline)
+                except BaseException as error:  # noqa: BLE001  # it is raised below
+                    # Cut off in the middle of something, which the server undoes: what comes next would be taken for
+                    # the answer, and what it was to prepare the server may not have got to. Nor is the driver to know
+                    # of it, which would log what it can't do any more, without a word on which store that is.
+                    self.close()
+                    failure = error
+        except BaseException as error:  # noqa: BLE001  # this one too
+            self.close()
+            failure = failure or error
+        assert failure is not None
+        hidden = failure.__context__
+        if isinstance(failure, psycopg.Error) and failure.sqlstate is None and isinstance(hidden, psycopg.Error):
+            # The driver could not leave its pipeline either, and says that instead of what the server has said.
+            raise hidden
+        raise failure
 
     async def send(self) -> None:
         """Send what is waiting to be sent. The driver waits for answers while some of a large value is left."""
@@ -253,26 +301,18 @@ class Connection:
         if pgconn.flush():
             await self._connection.wait(_sending(pgconn))
 
+    async def _limit_waiting(self) -> None:
+        if self._is_shared:
+            await self._execute(Step(_WAITING, {"wait": _waiting_time()}))
+
     @contextmanager
     def _closed_if_left(self) -> Generator[None]:
-        """Let go of it where its coroutine is thrown away, as that of a closed event loop is.
-
-        Such a one may not wait any more, and the end of a pipeline would, for the answers.
-        """
+        """Let go of it where its coroutine is thrown away, as that of a closed event loop is."""
         try:
             yield
         except GeneratorExit:
             self.close()
             raise
-
-    def _give_up(self, error: BaseException) -> None:
-        # Cut off in the middle of something, which the server undoes: what comes next on it would be taken for the
-        # answer, and what it was to prepare the server may not have got to.
-        self.close()
-        hidden = error.__context__
-        if isinstance(error, psycopg.Error) and error.sqlstate is None and isinstance(hidden, psycopg.Error):
-            # The driver could not leave its pipeline either, and says that instead of what the server has said.
-            raise hidden
 
     async def _execute(self, step: Step) -> psycopg.AsyncCursor[Row]:
         return await self._connection.execute(_placed(step.statement, self._schema), step.values, binary=True)
@@ -333,106 +373,9 @@ def _sending(pgconn: psycopg.pq.abc.PGconn) -> PQGen[None]:
         yield Wait.RW
 
 
+def _waiting_time() -> str:
+    return f"{LOCK_SECONDS * 1000:.0f}ms"
+
+
 async def _rows_of(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
     return await cursor.fetchall() if cursor.description is not None else []
-
-
-# --- errors ---
-
-_GONE: Final = ("08", "57P")
-"""The connection failed, or the server closes it: it is going down, or just coming up."""
-
-_FATAL: Final = ("FATAL", "PANIC")
-"""Whatever the reason, the server closes the connection, and what was under way on it may have become anything."""
-
-# A server that lets nobody in says why in its own language, and in no code that the driver passes on.
-_FULL: Final = re.compile("too many (clients|connections)|connection slots")
-_REFUSED: Final = re.compile("authentication failed|pg_hba.conf|does not exist|no password supplied")
-# This is the client's own library, of servers that do not fit target_session_attrs.
-_READ_ONLY: Final = re.compile("session is read-only|server is in hot standby mode")
-
-
-def is_lost(error: psycopg.Error, connection: Connection | None) -> bool:
-    """Whether the connection is gone, or was never there."""
-    state = error.sqlstate
-    if state is not None:
-        return state.startswith(_GONE) or error.diag.severity_nonlocalized in _FATAL
-    if connection is None:
-        return isinstance(error, psycopg.OperationalError) and not _REFUSED.search(str(error))
-    return isinstance(error, psycopg.OperationalError) and not connection.is_usable
-
-
-def is_worth_another_try(error: psycopg.Error) -> bool:
-    """Whether the same transaction may go through a moment later: it met another one, or a server without a place."""
-    return isinstance(
-        error,
-        errors.DeadlockDetected
-        | errors.SerializationFailure
-        | errors.TooManyConnections
-        | errors.LockNotAvailable
-        | errors.ReadOnlySqlTransaction,
-    )
-
-
-def is_undefined(error: BaseException | None) -> bool:
-    """Whether a table or a schema that a statement names is not there."""
-    return isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName)
-
-
-def is_too_long(error: BaseException | None) -> bool:
-    """Whether an index has no room for a value."""
-    return isinstance(error, errors.ProgramLimitExceeded)
-
-
-def refused_value(error: BaseException | None) -> str | None:
-    """Why the server can't keep a value that it was given; None for an error of another kind."""
-    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(("22", "23", "54")):
-        return _primary(error)
-    return None
-
-
-_ADVICE: Final[dict[str, str]] = {
-    "53100": "make room on the server's disk and try again",
-    "53200": "the server lacks memory; look at its settings, then try again",
-    "42501": "grant the user what it needs in the schema, and CREATE on the database when the tables are first made",
-    "28P01": "check the user's name and password",
-    "28000": "check how the server lets this user in (pg_hba.conf)",
-    "3D000": "create the database first",
-    "25006": "the server only lets one read; name the one that may be written to, as with"
-    " target_session_attrs=read-write",
-}
-
-
-def word_of(error: psycopg.Error) -> str | None:
-    """What the server has said that its user has to see to, where it did: it may be away after that."""
-    state = error.sqlstate or ""
-    advice = _ADVICE.get(state)
-    if error.diag.severity_nonlocalized == "PANIC" and not state.startswith("53"):
-        # The same words mean something else there: it may not write its own files.
-        advice = "the server has ended; look at its log"
-    return None if advice is None else f"{_primary(error)} ({state}); {advice}"
-
-
-def _primary(error: psycopg.Error) -> str:
-    return error.diag.message_primary or type(error).__name__
-
-
-def translate(error: psycopg.Error, name: str, waited_seconds: float) -> StoreError:
-    """The driver's error in our words. It quotes neither values nor the address, which the driver's own may do."""
-    state = error.sqlstate
-    full = state is None and _FULL.search(str(error))
-    if full or isinstance(error, errors.LockNotAvailable | errors.TooManyConnections | errors.QueryCanceled):
-        return StoreBusyError(store=name, waited_seconds=waited_seconds)
-    if state is None:
-        text = str(error)
-        if _REFUSED.search(text):
-            told = (
-                "the server refuses the connection; check the user, the password, the database's name and pg_hba.conf"
-            )
-        elif _READ_ONLY.search(text):
-            told = "no server was found that may be written to; look which of them is the primary"
-        else:
-            told = "the server can't be reached, or has closed the connection; look whether it runs"
-        return StoreError(f"store {name!r}: {told}", store=name)
-    told = word_of(error) or f"{_primary(error)} ({state}); nothing was written"
-    return StoreError(f"store {name!r}: {told}", store=name)

@@ -18,8 +18,9 @@ import attrs
 from chatflow.core.copying import COLUMNS, Item, Kind, Numbers, Row, Slice, Source
 from chatflow.exceptions import StoreError, StoreFormatError, shorten
 from chatflow.postgres import copy_statements as statements
-from chatflow.postgres.connection import Step, Transaction, is_too_long, locate, refused_value
+from chatflow.postgres.connection import Step, Transaction, locate
 from chatflow.postgres.database import Database, open_database, release_database
+from chatflow.postgres.failures import is_too_long, refused_value
 from chatflow.postgres.turns import release, release_the_gone
 
 _HELD: Final[dict[Kind, dict[str, LiteralString]]] = {

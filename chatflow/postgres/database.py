@@ -22,18 +22,8 @@ from chatflow.core.holder import new_holder
 from chatflow.core.line import Line
 from chatflow.exceptions import StoreBusyError, StoreClosedError, StoreError
 from chatflow.postgres import statements
-from chatflow.postgres.connection import (
-    Address,
-    Connection,
-    Error,
-    Row,
-    Step,
-    Transaction,
-    is_lost,
-    is_worth_another_try,
-    translate,
-    word_of,
-)
+from chatflow.postgres.connection import Address, Connection, Error, Row, Step, Transaction
+from chatflow.postgres.failures import is_lost, is_worth_another_try, translate, word_of
 from chatflow.postgres.gates import Gates
 from chatflow.postgres.pool import Pool, Slot
 from chatflow.postgres.schema import prepare
@@ -167,7 +157,11 @@ class Database:
     async def _run_to_the_end(self, attempt: Callable[[Connection], Awaitable[_T]], seconds: float) -> _T:
         slot = await self._pool.take(seconds)
         if slot is None:
-            raise StoreBusyError(store=self.address.name, waited_seconds=seconds)
+            reason = (
+                f"this process's connections were all in use (max_connections={self._pool.limit}); find what they wait"
+                " for, or allow more"
+            )
+            raise StoreBusyError(store=self.address.name, waited_seconds=seconds, reason=reason)
         try:
             return await self._try(slot, attempt, seconds)
         finally:
@@ -185,6 +179,15 @@ class Database:
                 why = unknown.why or why
                 if await self._holds(slot, unknown):
                     return unknown.result  # type: ignore[no-any-return]  # it is what the attempt would have returned
+                waited = time.monotonic() - began
+                if waited > seconds + ANSWER_SECONDS:
+                    # A server that did not answer once is given another chance.
+                    name = self.address.name
+                    raise StoreError(
+                        f"store {name!r}: the server did not answer a commit, over and over again for {waited:.1f} s;"
+                        " nothing was written",
+                        store=name,
+                    ) from unknown.__cause__
             except Error as error:
                 lost = is_lost(error, connection)
                 again = lost or is_worth_another_try(error)

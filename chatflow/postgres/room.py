@@ -10,8 +10,9 @@ from typing import Final, LiteralString
 
 from chatflow.core.records import Key, Ticket
 from chatflow.exceptions import StoreError, UnstorableValueError, shorten
-from chatflow.postgres.connection import Step, is_too_long, stored_size
+from chatflow.postgres.connection import Step, stored_size
 from chatflow.postgres.database import Database
+from chatflow.postgres.failures import is_too_long
 from chatflow.postgres.operations import named
 
 ROOM: Final = 2500

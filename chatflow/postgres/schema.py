@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final, LiteralString
 
 from chatflow.exceptions import StoreFormatError, shorten
-from chatflow.postgres.connection import Connection, Step, Transaction, is_undefined
+from chatflow.postgres.connection import Connection, Step, Transaction
+from chatflow.postgres.failures import is_undefined
 
 OLDEST_SERVER: Final = 130000
 """PostgreSQL 13, as its version number: the oldest that the statements were written for."""

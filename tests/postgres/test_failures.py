@@ -231,7 +231,7 @@ async def test_all_connections_in_use(open_store: OpenStore, connection: psycopg
             connection.execute(lock.encode())
             group.start_soon(store.get_or_create, "s", SUPPORT, {"a": 1})
             await until(lambda: not store._database._pool._idle)
-            with pytest.raises(StoreBusyError) as raised:
+            with pytest.raises(StoreBusyError, match=r"all in use \(max_connections=1\)") as raised:
                 await store.get("s")
             assert raised.value.waited_seconds == 0.1
     session = await store.get("s")
@@ -244,7 +244,7 @@ async def test_too_many_connections(open_store: OpenStore, connection: psycopg.C
     """A server without a free connection is busy; once it has one, the store goes on."""
     connection.execute(f"ALTER ROLE {role} NOSUPERUSER CONNECTION LIMIT 0".encode())
     store = open_store(dsn_of(role))
-    with pytest.raises(StoreBusyError):
+    with pytest.raises(StoreBusyError, match='too many connections for role "limited"; end some of its connections'):
         await store.get("s")
     connection.execute(f"ALTER ROLE {role} SUPERUSER CONNECTION LIMIT -1".encode())
     assert await store.get("s") is None
@@ -262,7 +262,7 @@ async def test_statement_timeout(
     lock = f'SELECT 1 FROM "{schema}".chatflow_sessions FOR UPDATE'
     with connection.transaction():
         connection.execute(lock.encode())
-        with pytest.raises(StoreBusyError):
+        with pytest.raises(StoreBusyError, match=r"due to statement timeout \(57014\)"):
             await session.add_message(user("hello"))
     await session.add_message(user("again"))
     assert await texts(store) == ["again"]

@@ -91,6 +91,8 @@ VALUES: Final[dict[str, Any]] = {
     "mark_ids": ["mark 7"],
     "notes": ["erasing:1"],
     "last": 5100,
+    "pid": 1,
+    "wait": "10s",
     "limit": 100,
 }
 """What statements are given, by the names of their parameters."""

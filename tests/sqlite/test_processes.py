@@ -160,7 +160,7 @@ async def test_held_by_another_process(path: Path, open_store: OpenStore, impati
     await store.get_or_create("s", SUPPORT)
     with started("lock", path) as other:
         assert other.heard() == "holding"
-        with pytest.raises(StoreBusyError, match=r"held by another writer for 0\.05 s") as caught:
+        with pytest.raises(StoreBusyError, match=r"busy for 0\.05 s: another writer held it") as caught:
             await store.mark_message_processed("m")
         assert (caught.value.store, caught.value.waited_seconds) == (str(path), 0.05)
         assert not await store.is_message_processed("m")

@@ -22,55 +22,58 @@ from chatflow.core.records import Key
 class _Waiter:
     loop: asyncio.AbstractEventLoop
     event: anyio.Event
-    is_let_in: bool = False
 
 
 class Gates:
     """One gate for each conversation that somebody is at, across event loops and threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._inside: dict[Key, _Waiter] = {}
         self._waiters: dict[Key, deque[_Waiter]] = {}
 
     @asynccontextmanager
     async def through(self, key: Key) -> AsyncGenerator[None]:
         """Be the only one inside; who came first goes first."""
-        await self._enter(key)
+        me = _Waiter(asyncio.get_running_loop(), anyio.Event())
+        await self._enter(key, me)
         try:
             yield
         finally:
-            self._leave(key)
+            self._leave(key, me)
 
-    async def _enter(self, key: Key) -> None:
+    async def _enter(self, key: Key, me: _Waiter) -> None:
         with self._lock:
-            waiters = self._waiters.get(key)
-            if waiters is None:
-                self._waiters[key] = deque()
+            inside = self._inside.get(key)
+            if inside is not None and inside.loop.is_closed():
+                # It never goes on, and may never be thrown away either.
+                self._leave(key, inside)
+            if key not in self._inside:
+                self._inside[key], self._waiters[key] = me, deque()
                 return
-            waiter = _Waiter(asyncio.get_running_loop(), anyio.Event())
-            waiters.append(waiter)
+            self._waiters[key].append(me)
         try:
-            await waiter.event.wait()
+            await me.event.wait()
         except BaseException:
             with self._lock:
-                is_let_in = waiter.is_let_in
-                if waiter in waiters:
-                    waiters.remove(waiter)
-            if is_let_in:
-                self._leave(key)
+                waiters = self._waiters.get(key, ())
+                if me in waiters:
+                    self._waiters[key].remove(me)
+            self._leave(key, me)
             raise
 
-    def _leave(self, key: Key) -> None:
+    def _leave(self, key: Key, me: _Waiter) -> None:
         with self._lock:
+            if self._inside.get(key) is not me:
+                return
             waiters = self._waiters[key]
             while waiters:
                 waiter = waiters.popleft()
-                waiter.is_let_in = True
                 try:
                     waiter.loop.call_soon_threadsafe(waiter.event.set)
                 except RuntimeError:
                     # Its loop is closed, and nobody waits there any more.
-                    waiter.is_let_in = False
                     continue
+                self._inside[key] = waiter
                 return
-            del self._waiters[key]
+            del self._inside[key], self._waiters[key]

@@ -127,6 +127,24 @@ def test_gate_of_a_loop_that_is_gone() -> None:
     assert gates._waiters == {}
 
 
+def test_gate_that_is_held_in_a_loop_that_is_gone() -> None:
+    """Whoever is inside in an event loop that is closed is passed over, and lets nobody in who leaves after that."""
+    gates = Gates()
+    there = gates.through(KEY)
+    gone = asyncio.new_event_loop()
+    gone.run_until_complete(there.__aenter__())
+    gone.close()
+
+    async def go() -> None:
+        async with gates.through(KEY):
+            inside = gates._inside[KEY]
+            await there.__aexit__(None, None, None)
+            assert gates._inside[KEY] is inside
+
+    asyncio.run(go())
+    assert gates._inside == {}
+
+
 async def test_closed_pool() -> None:
     """A pool in use is not waited for longer than it may take, and what is given back to a closed one is closed."""
     pool = Pool(1)

@@ -2,8 +2,7 @@
 
 Whoever loads a conversation waits for each of its messages, and most of the time that the converter takes goes into
 being able to say what is wrong with one. So a message that is plainly as `codec` writes it is decoded in one step, and
-made in a fifth of the time (`make bench-micro`). Anything else is left to the converter: another field, a wrong type,
-an envelope.
+made in a sixth of the time. Anything else is left to the converter: another field, a wrong type, an envelope.
 """
 
 from __future__ import annotations

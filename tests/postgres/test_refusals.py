@@ -32,8 +32,8 @@ REFUSED = [
         "client and server do not agree on TLS: server does not support SSL, but SSL was required; check sslmode",
     ),
     (
-        f'{AT}root certificate file "/root/.postgresql/root.crt" does not exist\nEither provide the file',
-        'not agree on TLS: root certificate file "/root/.postgresql/root.crt" does not exist; check sslmode',
+        f'{AT}root certificate file "/home/chat/.postgresql/root.crt" does not exist\nEither provide the file',
+        'not agree on TLS: root certificate file "/home/chat/.postgresql/root.crt" does not exist; check sslmode',
     ),
 ]
 """What a server or the driver says that trying again does not change, and what it becomes."""

@@ -43,9 +43,6 @@ HIDDEN: Final = {"hidden": RESERVED, "shown": chr(ord(RESERVED) + 1)}
 
 _NOT_KNOWN: Final = -1
 
-_PURGED_WITH_EACH_MARK: Final = 10
-"""Expired ids that a mark by hand removes: more than it adds, so that none pile up."""
-
 
 def named(key: Key) -> dict[str, Any]:
     """*key* as the parameters of a statement."""
@@ -305,9 +302,7 @@ async def mark(
 ) -> bool:
     """Claim the id; False if it was claimed before."""
     values = {"message_id": message_id, "now": now, "expired_before": expired_before}
-    await transaction.change(PURGE_TURNS, expired_before=expired_before, limit=_PURGED_WITH_EACH_MARK)
     marked = await transaction.changed_rows(statements.MARK_PROCESSED, **named(scope), **values)
-    await transaction.change(statements.PURGE_PROCESSED, expired_before=expired_before, limit=_PURGED_WITH_EACH_MARK)
     return bool(marked)
 
 

@@ -118,7 +118,7 @@ class PostgresSessionStore(DatabaseStore[Database]):
     async def _purge_now_and_then(self) -> None:
         purged = self._purging.due()
         if purged:
-            # The commit holds, whatever comes of this.
+            # The commit or the mark holds, whatever comes of this.
             with suppress(StoreError):
                 await self.purge_processed(purged)
 
@@ -247,7 +247,9 @@ class PostgresSessionStore(DatabaseStore[Database]):
         """Claim the id."""
         await refuse_long(self._in_use(), scope, message_id)
         operation = partial(operations.mark, scope, message_id, self.clock(), self._expired_before())
-        return await self._in_use().write(operation)
+        marked = await self._in_use().write(operation)
+        await self._purge_now_and_then()
+        return marked
 
     async def purge_processed(self, limit: int) -> int:
         """Delete a slice."""

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 import anyio.lowlevel
 import attrs
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,7 +22,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from chatflow.core.agent import Agent
@@ -41,6 +39,7 @@ from chatflow.runner import Runner
 from chatflow.testing import Backend
 from tests import backends
 from tests.backends import BACKENDS
+from tests.machines import run_machine
 
 _T = TypeVar("_T")
 
@@ -448,24 +447,15 @@ def row(turn: Any) -> tuple[str, str, str | None, str]:
     return turn.owner, turn.session_id, turn.message_id, turn.state
 
 
-def run(backend: Backend, folder: Path, examples: int) -> None:
-    """Try so many sequences of operations."""
-    folders = count()
-    run_state_machine_as_test(
-        lambda: OwnersMachine(backend, folder / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
-    )
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
 def test_owners_never_see_each_other(backend: Backend, tmp_path: Path) -> None:
     """After any sequence of operations each owner's store shows what that owner's own model has, and nothing else."""
-    run(backend, tmp_path, backends.examples(backend))
+    run_machine(OwnersMachine, backend, tmp_path, backends.examples(backend))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
 def test_owners_never_see_each_other_at_length(backend: Backend, tmp_path: Path) -> None:
     """The same after many sequences."""
-    run(backend, tmp_path, 500)
+    run_machine(OwnersMachine, backend, tmp_path, 500)

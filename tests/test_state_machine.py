@@ -14,7 +14,6 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,7 +21,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from chatflow.core.agent import Agent
@@ -39,6 +37,7 @@ from chatflow.runner import Runner
 from chatflow.testing import Backend
 from tests import backends
 from tests.backends import BACKENDS
+from tests.machines import run_machine
 
 _T = TypeVar("_T")
 
@@ -780,24 +779,15 @@ class StoreMachine(RuleBasedStateMachine):
         assert shown == (working.history, working.agent, working.values["state"], working.values["metadata"])
 
 
-def run(backend: Backend, folder: Path, examples: int) -> None:
-    """Try so many sequences of operations."""
-    folders = count()
-    run_state_machine_as_test(
-        lambda: StoreMachine(backend, folder / str(next(folders))),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
-    )
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
 def test_agrees_with_model(backend: Backend, tmp_path: Path) -> None:
     """After any sequence of operations the store holds what a plain model of it holds."""
-    run(backend, tmp_path, backends.examples(backend))
+    run_machine(StoreMachine, backend, tmp_path, backends.examples(backend))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS, ids=[backend.name for backend in BACKENDS])
 def test_agrees_with_model_at_length(backend: Backend, tmp_path: Path) -> None:
     """The same after many sequences."""
-    run(backend, tmp_path, 500)
+    run_machine(StoreMachine, backend, tmp_path, 500)
